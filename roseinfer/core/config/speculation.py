@@ -18,7 +18,7 @@ MAX_DRAFTS = 8
 MAX_STEP_DRAFTS = 256
 # Matches are measured up to this length: longer ones are no better.
 MAX_MATCH_TOKENS = 16
-# Tokens of finished outputs that are kept to guess from, for each cache salt.
+# Tokens of finished outputs that are kept to guess from, of all cache salts together.
 DEFAULT_CORPUS_TOKENS = 262_144
 MAX_CORPUS_TOKENS = 2**24
 
@@ -53,7 +53,7 @@ class SuffixValues(MethodValues):
     """Guess what usually followed the last tokens, in the same request and in finished outputs.
 
     `factor`: guesses for each token of the match. `chance`: least probability of a guess, those before it included.
-    `corpus`: tokens of finished outputs that are kept for each cache salt; 0 = none.
+    `corpus`: tokens of finished outputs that are kept, of all cache salts together; 0 = none.
     """
 
     factor: float = 4.0
@@ -69,7 +69,7 @@ class SuffixValues(MethodValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoValues(SuffixValues):
-    """All methods that need no weights."""
+    """Guess as `suffix` does at present."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,8 @@ class SpeculationConfig:
     speculation: str = option(
         DEFAULT_SPECULATION,
         "guess next tokens and verify several per step: ngram = from the request's own tokens, suffix = from finished "
-        "outputs too, auto = both, eagle3 = by the draft head in folder PATH; values follow, such as suffix,tokens=4",
+        "outputs too, auto = at present the same as suffix, eagle3 = by the draft head in folder PATH; values follow, "
+        "such as suffix,tokens=4",
         metavar="off|auto|ngram|suffix|eagle3:PATH",
     )
 

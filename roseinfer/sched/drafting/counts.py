@@ -8,7 +8,7 @@ class ProposerCounts:
     """Verified drafts of one proposer. `steps`: rows that began with one of them. Index 0 is the first draft of a row.
 
     Over all proposers, output tokens of these rows = `steps` + the sum of `accepted`: each row also gets the token
-    behind its last right draft.
+    after its last right draft.
     """
 
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Proposer: the interface of what guesses a request's next tokens."""
+"""Proposer: interface to guess a request's next tokens."""
 
 from typing import NamedTuple, Protocol
 
@@ -26,10 +26,10 @@ class Proposal(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Guesses next tokens. Wrong guesses cost time only: the output is the same without them."""
+    """Source of guesses of next tokens. Wrong ones cost time only: the output is the same without them."""
 
     def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
-        """Return 1 to `limit` guesses of the tokens that follow `request.tokens` and `after`; None = no idea.
+        """Return 1 to `limit` guesses of the tokens that follow `request.tokens` and `after`; None = no guess.
 
         Token ids must be in the vocabulary. `after`: tokens that are guessed already.
         """

@@ -1,4 +1,4 @@
-"""Finished outputs to guess from: a bounded number of tokens, apart for each cache salt."""
+"""Finished outputs to guess from: separate for each cache salt, of a bounded size together."""
 
 from array import array
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class OutputRing:
         newer.places.extend(newer.tokens, len(newer.tokens))
 
     def find(self, suffix: Sequence[int]) -> list[tuple[Sequence[int], int]]:
-        """Return outputs and places in them behind the last tokens of `suffix`, the newest ones first."""
+        """Return outputs and places in them after the last tokens of `suffix`, the newest ones first."""
         return [
             (outputs.tokens, place)
             for outputs in (self._newer, self._older)
@@ -79,6 +79,6 @@ class Corpus:
             self._num_tokens -= self._rings.pop(next(iter(self._rings))).num_tokens
 
     def find(self, salt: str, suffix: Sequence[int]) -> list[tuple[Sequence[int], int]]:
-        """Return outputs of requests with this salt, and places in them behind the last tokens of `suffix`."""
+        """Return outputs of requests with this salt, and places in them after the last tokens of `suffix`."""
         ring = self._rings.get(salt)
         return [] if ring is None else ring.find(suffix)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from roseinfer.core.config.speculation import MAX_MATCH_TOKENS
 
-# Chance that the token behind a match is the next one, by the length of the match. About what Python files have, the
+# Chance that the token after a match is the next one, by the length of the match. About what Python files have, the
 # mean of those that are continued and those that are edited. Pricing corrects it by what was kept.
 _MATCH_CHANCES = (0.5, 0.5, 0.5, 0.55, 0.65, 0.68, 0.72, 0.75, 0.77, 0.8, 0.81, 0.83, 0.84, 0.86, 0.87, 0.88, 0.9)
 
@@ -28,7 +28,7 @@ def match_length(tokens: Sequence[int], place: int, suffix: list[int]) -> int:
 
 
 def match_chance(length: int) -> float:
-    """Return the chance that the token behind a match of `length` tokens is the next one."""
+    """Return the chance that the token after a match of `length` tokens is the next one."""
     return _MATCH_CHANCES[min(length, MAX_MATCH_TOKENS)]
 
 

@@ -9,7 +9,7 @@ NAME = "ngram"
 
 
 class NgramProposer:
-    """Guesses that the text continues as it did after the longest match of its last tokens, the latest of equal ones.
+    """Proposer of what followed the longest match of the last tokens, the latest of equal ones.
 
     `min_match`: tokens that must be equal, at least 2. `max_match`: up to this length a longer match is better.
     """

@@ -8,7 +8,7 @@ MAX_PLACES_COUNT = 16
 
 
 class NgramPlaces:
-    """Places behind each n-gram of a sequence: positions whose last `order` tokens before them are the n-gram.
+    """Places after each n-gram of a sequence: positions whose last `order` tokens before them are the n-gram.
 
     Only positions with a token are places, so that each is followed by something.
     """
@@ -36,7 +36,7 @@ class NgramPlaces:
             latest[key] = place
 
     def find(self, tokens: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """Return the latest places behind the last `order` tokens of `suffix`, the latest one first."""
+        """Return the latest places after the last `order` tokens of `suffix`, the latest one first."""
         order = self._order
         wanted = tuple(suffix[-order:])
         places: list[int] = []

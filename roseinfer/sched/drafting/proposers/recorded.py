@@ -49,7 +49,7 @@ class OutputRecorder:
 
 
 class RecordedProposer:
-    """Guesses what the same request's output was. Each guess is wrong with the probability `values.wrong`.
+    """Proposer of the same request's recorded output. Each guess is wrong with the probability `values.wrong`.
 
     Raise `ConfigError` for a file that is missing or invalid.
     """

@@ -28,7 +28,7 @@ class _Guesses(NamedTuple):
 
 
 class SuffixProposer:
-    """Guesses the most frequent continuation of the matches. `values`: limits, and the size of the corpus."""
+    """Proposer of the most frequent continuation of the matches. `values`: limits, and the size of the corpus."""
 
     def __init__(self, own: OwnTokens, values: SuffixValues) -> None:
         self._own = own
