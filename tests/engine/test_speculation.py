@@ -10,7 +10,7 @@ from roseinfer import LLM, SamplingParams
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.drafting.pricing import EveryDraft
+from tests.helpers.drafters import EveryDraft
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
 

@@ -19,10 +19,10 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.head import HeadProposer
-from roseinfer.sched.drafting.pricing import EveryDraft, Pricing
+from roseinfer.sched.drafting.pricing import Pricing
 from tests.equivalence.small_engines import PROMPTS, start
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
-from tests.helpers.drafters import Oracle
+from tests.helpers.drafters import EveryDraft, Oracle
 from tests.helpers.eagle_folders import EagleFolder
 from tests.helpers.eagle_reference import EagleReference
 from tests.models.eagle.test_head import streams_entering

@@ -1,18 +1,56 @@
-"""Proposers of drafts that know what will be said, and lie as often as they are told to."""
+"""Proposers of drafts that know the outputs and are wrong as often as a test wants, and a pricing that takes all."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from roseinfer.core.outputs import SequenceOutput
+from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import MIN_TRUSTED_STEPS, MarginalPricing
-from roseinfer.sched.drafting.pricing import EveryDraft
+from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.proposer import Proposal, Proposer
 from roseinfer.sched.drafting.yields import DraftYields
+from roseinfer.sched.plan_builder import PlanBuilder
+from roseinfer.sched.policy import DraftRoom
+
+
+class EveryDraft:
+    """Pricing that verifies all drafts while the budget lasts, in the order of the requests."""
+
+    def worthwhile(self, running: Collection[Request]) -> bool:
+        return bool(running)
+
+    def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
+        return True
+
+    def considers(self, request: Request) -> bool:
+        return True
+
+    def unguessed(self, request: Request) -> None:
+        pass
+
+    def expected(self, candidate: DraftCandidate) -> float:
+        return len(candidate.proposal.token_ids)
+
+    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
+        counts = []
+        for candidate in candidates:
+            counts.append(min(limit, len(candidate.proposal.token_ids)))
+            limit -= counts[-1]
+        return counts
+
+    def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
+        pass
+
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        pass
 
 
 def every_draft_of(*proposers: Proposer) -> Drafting:
@@ -33,7 +71,7 @@ def proposal(drafts: Sequence[int]) -> Proposal | None:
 
 
 class Script:
-    """Proposes what it is given, once for each time that it is asked; nothing afterwards."""
+    """Proposer of given drafts, one list for each call; of nothing afterwards."""
 
     def __init__(self, *drafts: Sequence[int]) -> None:
         self.left = list(drafts)
@@ -51,7 +89,7 @@ class Script:
 
 
 class Oracle:
-    """Each guess is right with probability `right` as far as `outputs` (sequence -> its tokens) go; else any token."""
+    """Proposer whose guesses are right with probability `right` as far as `outputs` (by sequence) go, else random."""
 
     def __init__(self, outputs: dict[str, list[int]], vocab_size: int, right: float, most: int = 5, seed: int = 0):
         self._outputs = outputs

@@ -7,7 +7,7 @@ import roseinfer
 from roseinfer import LLM, SamplingParams
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.head import HeadProposer
-from roseinfer.sched.drafting.pricing import EveryDraft
+from tests.helpers.drafters import EveryDraft
 from tests.helpers.eagle_folders import EagleFolder
 
 CONFIG = json.loads((Path(roseinfer.__file__).parent / "assets" / "tiny" / "config.json").read_text())

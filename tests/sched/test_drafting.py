@@ -6,7 +6,7 @@ from roseinfer.core.config.speculation import AutoValues, MethodValues, NgramVal
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.drafting.build import make_drafting
 from roseinfer.sched.drafting.drafting import Drafting
-from roseinfer.sched.drafting.pricing import EveryDraft
+from tests.helpers.drafters import EveryDraft
 from tests.helpers.engines import add, make_core, run_dry, submitted
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]

@@ -60,7 +60,7 @@ def verifying(plans: list[StepPlan]) -> list[tuple[int, ...]]:
     [(None, [1, 4, 1, 1, 1]), (2, [1, 3, 1, 1, 1, 1]), (0, [1, 1, 1, 1, 1, 1, 1, 1])],
     ids=["accepted", "partly accepted", "rejected"],
 )
-def test_a_step_adds_the_right_drafts_and_the_token_behind_them(wrong_at: int | None, lengths: list[int]) -> None:
+def test_a_step_adds_the_right_drafts_and_the_token_after_them(wrong_at: int | None, lengths: list[int]) -> None:
     tokens = said()
     drafts = tokens[1:4]
     if wrong_at is not None:
@@ -85,7 +85,7 @@ def test_log_probabilities_are_those_of_each_token() -> None:
         assert scores == [-float(len(PROMPT) + i) for i in range(8)]
 
 
-def test_tokens_behind_a_stop_token_are_cut_with_their_log_probabilities() -> None:
+def test_tokens_after_a_stop_token_are_cut_with_their_log_probabilities() -> None:
     tokens = said()
     stop = tokens[3]
     assert stop not in tokens[:3]

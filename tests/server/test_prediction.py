@@ -8,7 +8,7 @@ import pytest
 
 from roseinfer.core.config.speculation import AutoValues
 from roseinfer.sched.drafting.build import make_drafting
-from roseinfer.sched.drafting.pricing import EveryDraft
+from tests.helpers.drafters import EveryDraft
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 

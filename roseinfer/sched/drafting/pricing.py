@@ -18,8 +18,10 @@ class DraftCandidate(NamedTuple):
 
 
 class Pricing(Protocol):
+    """Choice of the requests for which drafts are proposed, and of the drafts that a step verifies."""
+
     def worthwhile(self, running: Collection[Request]) -> bool:
-        """Return False if no draft could pay beside these requests, so that nothing is proposed.
+        """Return False if no draft could pay with these requests, so that nothing is proposed.
 
         Asked before each plan. While it is true, a step is committed before the next one is planned, since proposers
         need to know all tokens.
@@ -35,7 +37,7 @@ class Pricing(Protocol):
         ...
 
     def unguessed(self, request: Request) -> None:
-        """Learn that no proposer had an idea of the request's next tokens."""
+        """Learn that a step has no guesses for a decoding request: no proposer had one, or `considers` was False."""
         ...
 
     def expected(self, candidate: DraftCandidate) -> float:
@@ -60,38 +62,3 @@ class Pricing(Protocol):
     def ended(self, request: Request) -> None:
         """Forget a request."""
         ...
-
-
-class EveryDraft:
-    """Verifies whatever is proposed while the budget lasts, in the order of the requests."""
-
-    def worthwhile(self, running: Collection[Request]) -> bool:
-        return bool(running)
-
-    def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
-        return True
-
-    def considers(self, request: Request) -> bool:
-        return True
-
-    def unguessed(self, request: Request) -> None:
-        pass
-
-    def expected(self, candidate: DraftCandidate) -> float:
-        return len(candidate.proposal.token_ids)
-
-    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
-        counts = []
-        for candidate in candidates:
-            counts.append(min(limit, len(candidate.proposal.token_ids)))
-            limit -= counts[-1]
-        return counts
-
-    def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
-        pass
-
-    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
-        pass
-
-    def ended(self, request: Request) -> None:
-        pass
