@@ -3,9 +3,11 @@
 import pytest
 
 from roseinfer.core.config.speculation import AutoValues, MethodValues, NgramValues, SuffixValues
+from roseinfer.core.request import Request
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.drafting.build import make_drafting
 from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.proposers.index_budget import MAX_INDEXED_TOKENS, IndexBudget
 from tests.helpers.drafters import EveryDraft
 from tests.helpers.engines import add, make_core, run_dry, submitted
 
@@ -56,3 +58,24 @@ def test_the_option_bounds_the_drafts_of_a_row() -> None:
     for name in ("a", "b"):
         run_alone(core, name)
     assert max(len(row.drafts) for plan in submitted(core) for row in plan.rows) == 2
+
+
+class _Indexer:
+    """Proposer that guesses nothing and would index as many tokens as it may."""
+
+    def __init__(self, budget: IndexBudget) -> None:
+        self._budget = budget
+        self.granted: list[int] = []
+
+    def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> None:
+        self.granted.append(self._budget.take(MAX_INDEXED_TOKENS))
+
+    def ended(self, request: Request) -> None:
+        pass
+
+
+def test_each_step_has_a_new_budget_of_tokens_to_index() -> None:
+    budget = IndexBudget()
+    indexer = _Indexer(budget)
+    run_alone(make_core(drafting=Drafting((indexer,), EveryDraft(), index_budget=budget)), "a")
+    assert len(indexer.granted) > 30 and set(indexer.granted) == {indexer.granted[0]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.drafting.proposer import Proposer
 from roseinfer.sched.drafting.proposers.corpus import Corpus
+from roseinfer.sched.drafting.proposers.index_budget import MAX_INDEXED_TOKENS, IndexBudget
 from roseinfer.sched.drafting.proposers.ngram import NgramProposer
-from roseinfer.sched.drafting.proposers.own_tokens import MAX_CATCH_UP_TOKENS, OwnTokens
+from roseinfer.sched.drafting.proposers.own_tokens import OwnTokens
 from roseinfer.sched.drafting.proposers.places import MAX_PLACES_COUNT, NgramPlaces
 from roseinfer.sched.drafting.proposers.prediction import PredictionProposer
 from roseinfer.sched.drafting.proposers.recorded import OutputRecorder, RecordedProposer
@@ -40,7 +42,7 @@ def request(
 
 
 def ngram(min_match: int = 2, max_match: int = 16) -> NgramProposer:
-    return NgramProposer(OwnTokens(), min_match, max_match)
+    return NgramProposer(OwnTokens(IndexBudget()), min_match, max_match)
 
 
 # --- places -----------------------------------------------------------------------------------------------------
@@ -98,15 +100,41 @@ def test_guesses_follow_those_that_are_made_already() -> None:
     assert found.chances == (0.55, 0.65, 0.68, 0.72)
 
 
-def test_a_long_prompt_is_indexed_over_several_calls() -> None:
-    text = [1, 2, 3, 4, *range(10, 10 + 2 * MAX_CATCH_UP_TOKENS), 99, 1, 2, 3, 4]
-    proposer, asked = ngram(), request(text)
+def test_a_long_prompt_is_indexed_over_several_steps() -> None:
+    text = [1, 2, 3, 4, *range(10, 10 + 2 * MAX_INDEXED_TOKENS), 99, 1, 2, 3, 4]
+    budget, asked = IndexBudget(), request(text)
+    proposer = NgramProposer(OwnTokens(budget))
     first = proposer.propose(asked, 1)
     assert first is not None and first.token_ids == (10,)
     asked.tokens += [10, 99, 1]
-    for _ in range(3):
+    for _ in range(6):
+        budget.begin_step()
         found = proposer.propose(asked, 1)
     assert found is not None and found.token_ids == (2,)
+
+
+def test_requests_share_the_tokens_that_a_step_indexes() -> None:
+    text = [*range(10, 10 + MAX_INDEXED_TOKENS // 4), 1, 2, 3, 4, 5, 1, 2, 3, 4]
+    budget, asked = IndexBudget(), [request(text, f"{i}:0") for i in range(8)]
+    proposer = NgramProposer(OwnTokens(budget))
+    guessed = []
+    for _ in range(6):
+        budget.begin_step()
+        guessed.append(sum(proposer.propose(one, 1) is not None for one in asked))
+    assert 1 <= guessed[0] <= 2 and guessed[-1] == len(asked)
+
+
+def test_long_prompts_leave_new_tokens_of_other_requests_to_be_indexed() -> None:
+    budget, chat = IndexBudget(), request([1, 2, 3], "chat:0")
+    prompts = [request(range(100, 100 + 8 * MAX_INDEXED_TOKENS), f"{i}:0") for i in range(12)]
+    proposer = NgramProposer(OwnTokens(budget))
+    for token in (4, 5, 6, 7, 1, 4, 5):
+        chat.tokens.append(token)
+        budget.begin_step()
+        for one in prompts:
+            assert proposer.propose(one, 1) is None
+        found = proposer.propose(chat, 2)
+    assert found is not None and found.token_ids == (6, 7)
 
 
 def test_without_a_match_nothing_is_guessed() -> None:
@@ -116,7 +144,7 @@ def test_without_a_match_nothing_is_guessed() -> None:
 
 # --- suffixes ---------------------------------------------------------------------------------------------------
 def suffix(**values: float) -> SuffixProposer:
-    return SuffixProposer(OwnTokens(), SuffixValues(**values))
+    return SuffixProposer(OwnTokens(IndexBudget()), SuffixValues(**values))
 
 
 def test_the_most_frequent_continuation_is_guessed() -> None:
@@ -207,10 +235,12 @@ def test_the_salt_that_was_used_last_stays() -> None:
 # --- predictions ------------------------------------------------------------------------------------------------
 def follow(prediction: Sequence[int], output: Sequence[int], limit: int = 4) -> list[tuple[int, ...]]:
     """Return the guesses before each token of an output."""
-    proposer = PredictionProposer()
+    budget = IndexBudget()
+    proposer = PredictionProposer(budget)
     asked = request([9], prediction=prediction)
     guesses = []
     for token in output:
+        budget.begin_step()
         found = proposer.propose(asked, limit)
         guesses.append(() if found is None else found.token_ids)
         asked.tokens.append(token)
@@ -246,9 +276,47 @@ def test_a_text_is_found_far_from_where_it_was_left() -> None:
 
 def test_a_prediction_is_guessed_behind_tokens_that_are_forced() -> None:
     asked = request([9, 10, 11], prompt_len=1, prediction=range(10, 20))
-    found = PredictionProposer().propose(asked, 3, after=(12, 13))
+    found = PredictionProposer(IndexBudget()).propose(asked, 3, after=(12, 13))
     assert found is not None and found.token_ids == (14, 15, 16) and found.proposer == "prediction"
-    assert PredictionProposer().propose(asked, 3, after=(99, 98)) is None
+    assert PredictionProposer(IndexBudget()).propose(asked, 3, after=(99, 98)) is None
+
+
+def test_samples_share_the_predicted_tokens_that_a_step_indexes() -> None:
+    prediction = [*range(1000, 1000 + 2 * MAX_INDEXED_TOKENS), *range(10, 30)]
+    budget = IndexBudget()
+    proposer = PredictionProposer(budget)
+    samples = [request([9, 98, 99, 97, 10, 11, 12, 13], f"a:{i}", "", 1, prediction) for i in range(4)]
+    guessed = []
+    for _ in range(16):
+        budget.begin_step()
+        guessed.append(sum(proposer.propose(sample, 1) is not None for sample in samples))
+        for sample in samples:
+            sample.tokens.append(sample.tokens[-1] + 1)
+    assert guessed[0] == 0 and guessed[-1] == len(samples)
+
+
+class _CountedLookUps(tuple[int, ...]):
+    """Prediction that counts how often a token is looked for in it."""
+
+    count = 0
+
+    def index(self, *args: Any) -> int:
+        type(self).count += 1
+        return super().index(*args)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["as predicted", "lost"])
+def test_after_a_pause_only_the_last_tokens_are_followed(lost: bool) -> None:
+    prediction = _CountedLookUps(range(10, 6000))
+    asked = request([9], prediction=prediction)
+    asked.prediction = prediction
+    proposer = PredictionProposer(IndexBudget())
+    proposer.propose(asked, 1)
+    asked.tokens += [7] * 4096 if lost else prediction[:4096]
+    _CountedLookUps.count = 0
+    found = proposer.propose(asked, 2)
+    assert (None if found is None else found.token_ids) == (None if lost else prediction[4096:4098])
+    assert _CountedLookUps.count < 40
 
 
 def test_without_a_prediction_nothing_is_guessed() -> None:
@@ -324,7 +392,7 @@ def grow(proposers: Sequence[Proposer], name: str, text: list[int]) -> None:
 @examples(50)
 @given(texts=st.lists(TOKENS, min_size=1, max_size=3))
 def test_guesses_are_known_tokens_and_no_more_than_asked_for(texts: list[list[int]]) -> None:
-    proposers = [ngram(), suffix(), PredictionProposer()]
+    proposers = [ngram(), suffix(), PredictionProposer(IndexBudget())]
     for number, text in enumerate(texts):
         grow(proposers, f"{number}:0", text)
         for proposer in proposers:

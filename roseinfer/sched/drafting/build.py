@@ -15,6 +15,7 @@ from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import Pricing
 from roseinfer.sched.drafting.proposer import Proposer
+from roseinfer.sched.drafting.proposers.index_budget import IndexBudget
 from roseinfer.sched.drafting.proposers.ngram import NgramProposer
 from roseinfer.sched.drafting.proposers.own_tokens import OwnTokens
 from roseinfer.sched.drafting.proposers.prediction import PredictionProposer
@@ -31,16 +32,18 @@ def make_drafting(
     """
     if isinstance(values, SuffixValues) and not share_outputs:
         values = replace(values, corpus=0)
+    budget = IndexBudget()
     if isinstance(values, EagleValues):
         head = HeadProposer(values.tokens)
-        return Drafting((PredictionProposer(), head), pricing, values.tokens, head)
-    return Drafting(tuple(_proposers(values, vocab_size)), pricing, values.tokens)
+        proposers = (PredictionProposer(budget), head)
+        return Drafting(proposers, pricing, values.tokens, head, index_budget=budget)
+    return Drafting(tuple(_proposers(values, vocab_size, budget)), pricing, values.tokens, index_budget=budget)
 
 
-def _proposers(values: MethodValues, vocab_size: int) -> Iterator[Proposer]:
-    own = OwnTokens()
+def _proposers(values: MethodValues, vocab_size: int, budget: IndexBudget) -> Iterator[Proposer]:
+    own = OwnTokens(budget)
     if isinstance(values, NgramValues | SuffixValues):
-        yield PredictionProposer()
+        yield PredictionProposer(budget)
     if isinstance(values, NgramValues):
         yield NgramProposer(own, values.min, values.max)
     if isinstance(values, SuffixValues):

@@ -13,6 +13,7 @@ from roseinfer.sched.drafting.head import NAME as HEAD
 from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
 from roseinfer.sched.drafting.proposer import FORCED, Proposal, Proposer
+from roseinfer.sched.drafting.proposers.index_budget import IndexBudget
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import NO_LIMITS, DraftRoom
 
@@ -30,13 +31,15 @@ class Drafting:
         pricing: Pricing,
         max_drafts: int = MAX_DRAFTS,
         head: HeadProposer | None = None,
+        index_budget: IndexBudget | None = None,
     ) -> None:
-        """`head`: one of the proposers, if the runner has a draft head."""
+        """`head`: one of the proposers, if the runner has a draft head. `index_budget`: what the proposers share."""
         self.head = head
         self.constraints: Constraints | None = None
         self.counts: dict[str, ProposerCounts] = {}
         self.proposers = proposers
         self._pricing = pricing
+        self._index_budget = index_budget or IndexBudget()
         self._max_drafts = max_drafts
         self._verifying: dict[str, DraftCandidate] = {}  # by request, in steps in flight
 
@@ -58,6 +61,7 @@ class Drafting:
         No request waits or is preempted for them. `reserve`: KV blocks that drafts leave free. `room`: the policy's
         limits.
         """
+        self._index_budget.begin_step()
         if not self._pricing.begin(builder.step, running, room):
             return
         limit = max(0, min(limit, builder.tokens_left))

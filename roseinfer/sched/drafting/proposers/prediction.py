@@ -1,10 +1,12 @@
 """Prediction proposer: the output that a client predicts, such as a file before an edit."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.request import Request
 from roseinfer.sched.drafting.proposer import Proposal
+from roseinfer.sched.drafting.proposers.index_budget import IndexBudget
 from roseinfer.sched.drafting.proposers.places import NgramPlaces
 
 NAME = "prediction"
@@ -13,6 +15,9 @@ _NEAR_TOKENS = 512
 _BACK_TOKENS = 32
 _FAR_MATCH_TOKENS = 4  # that find a text anywhere in the prediction
 _NEAR_MATCHES = (4, 2)
+# New tokens that are followed one by one: as many as a step adds. After a pause of drafting there are more, and each
+# that is not as predicted costs a search.
+_MAX_FOLLOWED_TOKENS = MAX_DRAFTS + 1
 # Chance of a predicted token, if at least `_SURE_RUN_TOKENS` before it were as predicted, and if not. About what edits
 # of Python files have.
 _SURE_RUN_TOKENS = 3
@@ -31,18 +36,30 @@ class _Place(NamedTuple):
 class _Follower:
     """Follower of one output through its prediction."""
 
-    def __init__(self, prediction: tuple[int, ...]) -> None:
+    def __init__(self, prediction: tuple[int, ...], budget: IndexBudget) -> None:
         self._prediction = prediction
+        self._budget = budget
         self._places = NgramPlaces(_FAR_MATCH_TOKENS)
-        self._indexed = False
         self._text: list[int] = []
         self._place = _Place()
 
-    def follow(self, outputs: Iterable[int]) -> None:
-        """Go on along the output, all of which is given, or only what is new."""
-        for token in outputs:
+    def follow(self, outputs: Sequence[int]) -> None:
+        """Go on along the output. `outputs`: its new tokens. The first ones of many are assumed to be as predicted."""
+        if self._place.run < 0:
+            self._index_more()
+        skipped = max(0, len(outputs) - _MAX_FOLLOWED_TOKENS)
+        if skipped and self._place.run >= 0:
+            self._place = _Place(self._place.next + skipped, 0)
+        self._text += outputs[:skipped]
+        for token in outputs[skipped:]:
             self._text.append(token)
             self._place = self._after(self._place, self._text)
+
+    def _index_more(self) -> None:
+        """Index more of the prediction, as the text is not near its last place."""
+        end = self._places.end
+        if end < len(self._prediction):
+            self._places.extend(self._prediction, end + self._budget.take(len(self._prediction) - end))
 
     @property
     def num_seen(self) -> int:
@@ -87,17 +104,15 @@ class _Follower:
         return 0
 
     def _far(self, text: list[int]) -> int:
-        """Return the last place that is behind the last tokens of the text; 0 = none."""
-        if not self._indexed:
-            self._indexed = True
-            self._places.extend(self._prediction, len(self._prediction))
+        """Return the last indexed place that is behind the last tokens of the text; 0 = none."""
         return next(iter(self._places.find(self._prediction, text)), 0)
 
 
 class PredictionProposer:
     """Guesses that the output continues as its client predicted, and finds it again after a difference."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: IndexBudget) -> None:
+        self._budget = budget
         self._followers: dict[str, _Follower] = {}
 
     def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
@@ -105,7 +120,7 @@ class PredictionProposer:
             return None
         follower = self._followers.get(request.request_id)
         if follower is None:
-            follower = self._followers[request.request_id] = _Follower(request.prediction)
+            follower = self._followers[request.request_id] = _Follower(request.prediction, self._budget)
         follower.follow(request.tokens[request.prompt_len + follower.num_seen :])
         guesses, length = follower.guess(limit, after)
         if not guesses:
