@@ -13,7 +13,6 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config.engine import EngineConfig
-from roseinfer.core.config.speculation import RecordedValues, RecordValues
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
@@ -101,7 +100,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             seed=config.model.seed,
             quantization=config.model.quantization,
             group=group,
-            steady_text=isinstance(config.speculation.values, RecordValues | RecordedValues),
+            steady_text=config.speculation.recorded,
         )
         _check_keys(spec, kv_dtype, target.kv_scales)
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target)
@@ -121,11 +120,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
-        whole = pooling is not None and pooling.method.needs_every_position
-        lengths = _rehearsed(config, limits, device)
-        drafts = _rehearsed_drafts(limits, lengths, device)
-        ahead = drafts_ahead(config.speculation, pooling)
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts, ahead=ahead)
+        _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), num_blocks, pooling)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
@@ -215,6 +210,26 @@ def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -
     return full_step(limits, config.scheduler.enable_chunked_prefill)
 
 
+def _rehearse_whole(
+    assembly: Assembly,
+    config: EngineConfig,
+    limits: StepLimits,
+    lengths: Sequence[int],
+    num_blocks: int,
+    pooling: PoolingSpec | None,
+) -> None:
+    """Rehearse prompts of these lengths with all that their rows may ask for: every position, or drafts."""
+    rehearse(
+        assembly.runner,
+        assembly.seats,
+        num_blocks,
+        lengths,
+        every_position=pooling is not None and pooling.method.needs_every_position,
+        drafts=_rehearsed_drafts(limits, lengths, assembly.seats.device),
+        ahead=drafts_ahead(config.speculation, pooling),
+    )
+
+
 def _rehearsed_drafts(limits: StepLimits, lengths: Sequence[int], device: torch.device) -> int:
     """Return the drafts of a rehearsal after prompts of these lengths: those of a full step, or a few on a CPU."""
     most = min(limits.max_drafts, limits.max_tokens - len(lengths))
@@ -261,9 +276,7 @@ def free_cuda_bytes(
     _compile(assembly, model, shape)
     torch.cuda.reset_peak_memory_stats(model.device)
     try:
-        whole = pooling is not None and pooling.method.needs_every_position
-        drafts, ahead = _rehearsed_drafts(limits, lengths, model.device), drafts_ahead(config.speculation, pooling)
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts, ahead=ahead)
+        _rehearse_whole(assembly, config, limits, lengths, num_blocks, pooling)
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"

@@ -116,7 +116,7 @@ class SeatTable:
         write_ranges(self.block_tables, seats, columns, [row.new_blocks for row in rows])
 
     def write_drafts(self, rows: Sequence[Row]) -> None:
-        """Write the rows' drafts behind their known tokens, as inputs of the forward pass.
+        """Write the rows' drafts after their known tokens, as inputs of the forward pass.
 
         The forward pass waits for it, so it is one copy and two launches, less than `write_ranges`.
         """

@@ -7,12 +7,7 @@ from typing import Any
 
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
-from roseinfer.core.config.speculation import (
-    MAX_STEP_DRAFTS,
-    RecordedValues,
-    RecordValues,
-    SpeculationConfig,
-)
+from roseinfer.core.config.speculation import MAX_STEP_DRAFTS, SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.generation_config import given_override
 
@@ -290,8 +285,8 @@ class EngineConfig:
 
 def _check_speculation(config: EngineConfig) -> None:
     """Raise `ConfigError` for a method that the other options exclude."""
-    values, name = config.speculation.values, config.speculation.speculation
-    if isinstance(values, RecordValues | RecordedValues) and config.model.load_format != "dummy":
+    name = config.speculation.speculation
+    if config.speculation.recorded and config.model.load_format != "dummy":
         raise ConfigError(f"speculation {name!r} is for benchmarks with random weights: it needs load_format dummy")
     if config.speculation.chosen and config.profile.record is not None:
         raise ConfigError(f"record: a run with speculation {name!r} cannot be recorded")

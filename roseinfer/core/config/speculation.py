@@ -11,7 +11,7 @@ from typing import Any
 from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
 
-DEFAULT_SPECULATION = "off"  # until it is measured on GPUs
+DEFAULT_SPECULATION = "off"  # until loads with objectives on GPUs are as good with drafts
 # Most drafts of a row. Each is computed, and few texts can be foreseen that far.
 MAX_DRAFTS = 8
 # Most drafts of a step. Each needs logits over the vocabulary, and many requests leave no time for drafts anyway.
@@ -137,6 +137,11 @@ class SpeculationConfig:
     def values(self) -> MethodValues | None:
         """Return the values of the method; None = off."""
         return _read(self.speculation)
+
+    @property
+    def recorded(self) -> bool:
+        """True if outputs are recorded, or drafts are recorded outputs: for benchmarks with random weights."""
+        return isinstance(self.values, RecordValues | RecordedValues)
 
     @property
     def chosen(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roseinfer.core.config.speculation import MAX_DRAFTS
-from roseinfer.core.outputs import DraftRun, DraftStats
+from roseinfer.core.outputs import DraftRun, DraftStats, accepted_of
 from roseinfer.core.plan import Row, StepPlan, StepResult
 from roseinfer.core.request import Request, Status
 from roseinfer.kv.manager import Growth, KvManager
@@ -162,21 +162,18 @@ class Drafting:
         candidate = self._verifying.pop(request.request_id)
         drafted, accepted = len(row.drafts), kept - 1
         self._pricing.verified(candidate, drafted, accepted)
-        runs = tuple(self._count(candidate.proposal, drafted, accepted))
+        runs = _runs_of(candidate.proposal, drafted)
+        self._count(runs, kept)
         if self.head is not None and HEAD in self.counts:
             self.head.review(self.counts[HEAD])
         return runs
 
-    def _count(self, proposal: Proposal, drafted: int, accepted: int) -> Iterable[DraftRun]:
+    def _count(self, runs: tuple[DraftRun, ...], kept: int) -> None:
         """Count the drafts of a row, those of each proposer. The row counts as one of its first draft's proposer."""
-        forced = min(proposal.forced, drafted)
-        runs = ((FORCED, forced, min(accepted, forced)), (proposal.proposer, drafted - forced, accepted - forced))
         position = 0
-        for proposer, length, right in runs:
-            if length:
-                self.counts.setdefault(proposer, ProposerCounts()).add(length, max(0, right), position)
-                position += length
-                yield DraftRun(proposer, length)
+        for proposer, tally in accepted_of(runs, kept):
+            self.counts.setdefault(proposer, ProposerCounts()).add(tally.drafted, tally.accepted, position)
+            position += tally.drafted
 
     def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
         """Learn what a step took (see `Pricing`)."""
@@ -188,6 +185,13 @@ class Drafting:
         self._pricing.ended(request)
         for proposer in self.proposers:
             proposer.ended(request)
+
+
+def _runs_of(proposal: Proposal, drafted: int) -> tuple[DraftRun, ...]:
+    """Return who guessed the first `drafted` drafts of a proposal: a guide those that it forces, then the proposer."""
+    forced = min(proposal.forced, drafted)
+    runs = (DraftRun(FORCED, forced), DraftRun(proposal.proposer, drafted - forced))
+    return tuple(run for run in runs if run.length)
 
 
 def _grow_if_free(request: Request, upto: int, kv: KvManager, reserve: int) -> Growth | None:

@@ -20,7 +20,7 @@ class OwnTokens:
         self._indexes: dict[str, tuple[NgramPlaces, ...]] = {}
 
     def places(self, request: Request, suffix: Sequence[int]) -> list[int]:
-        """Return indexed places in `request.tokens` behind the last 4 tokens of `suffix`, or else behind the last 2."""
+        """Return indexed places in `request.tokens` after the last 4 tokens of `suffix`, or else after the last 2."""
         tokens = request.tokens
         indexes = self._indexes.get(request.request_id)
         if indexes is None:

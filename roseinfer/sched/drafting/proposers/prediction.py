@@ -91,7 +91,7 @@ class _Follower:
         return _Place(at + 1, 0) if place.run > 0 else _Place(at, -1)
 
     def _near(self, at: int, wanted: tuple[int, ...], length: int) -> int:
-        """Return the first place near `at` that is behind the wanted tokens; 0 = none."""
+        """Return the first place near `at` that follows the wanted tokens; 0 = none."""
         prediction, last = self._prediction, wanted[-1]
         start, end = max(length - 1, at - _BACK_TOKENS), min(at + _NEAR_TOKENS, len(prediction) - 1)
         while start < end:
@@ -104,12 +104,12 @@ class _Follower:
         return 0
 
     def _far(self, text: list[int]) -> int:
-        """Return the last indexed place that is behind the last tokens of the text; 0 = none."""
+        """Return the last indexed place that follows the last tokens of the text; 0 = none."""
         return next(iter(self._places.find(self._prediction, text)), 0)
 
 
 class PredictionProposer:
-    """Guesses that the output continues as its client predicted, and finds it again after a difference."""
+    """Proposer of what the client predicts as output. After a difference it finds the place where the text goes on."""
 
     def __init__(self, budget: IndexBudget) -> None:
         self._budget = budget
