@@ -120,6 +120,63 @@ class StepLimits:
         assert plan.num_drafts <= self.max_drafts, f"a step of {plan.num_drafts} drafts, more than {self.max_drafts}"
 
 
+class TableChange(NamedTuple):
+    """A seat's block table in a further KV group is `blocks` from entry `table_from` on."""
+
+    seat: int
+    table_from: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChanges:
+    """Changes of a step in one further KV group, whose blocks are in a pool of their own.
+
+    `tables`: of seats that are admitted or grow, in the order in which they apply. Entries before the first of a seat
+    are undefined, as are those of blocks that have left the group's window: no later row reads them. `copies`: as
+    `StepPlan.copies`, among the group's blocks.
+    """
+
+    tables: tuple[TableChange, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+
+
+class SlotChange(NamedTuple):
+    """An admitted request's recurrent state is in `slot` from now on. A row that starts at position 0 begins from
+    zeros, whatever the slot holds.
+    """
+
+    seat: int
+    slot: int
+
+
+class SlotCopy(NamedTuple):
+    """Copy the recurrent state of all layers from slot `src` to `dst`, before the forward pass."""
+
+    src: int
+    dst: int
+
+
+class StateSnapshot(NamedTuple):
+    """Store the recurrent state of the plan's row `row` after its first `tokens` tokens in `slot` as well."""
+
+    row: int
+    tokens: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """Changes of a step in the state group: one slot for each seat, and slots that keep the state at a position.
+
+    `copies` are applied together. No slot is a source and a destination; a source may have several destinations.
+    """
+
+    slots: tuple[SlotChange, ...] = ()
+    copies: tuple[SlotCopy, ...] = ()
+    snapshots: tuple[StateSnapshot, ...] = ()
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One engine step: forget `released` seats, seat `admitted` requests, apply `copies` together, compute `rows`.
@@ -129,6 +186,9 @@ class StepPlan:
 
     `ahead`: for each row, how many tokens the runner's draft head guesses after the row's last output; empty = none.
     Such a row samples. Its block table has room for the tokens that it computes and as many more.
+
+    `admitted`, `rows` and `copies` name blocks of the first KV group. `groups`: changes of each further group; empty =
+    no block changes in any. `states`: changes of the state group; None = no change, or the model has none.
 
     `loads` and `stores` copy between KV blocks and blocks in host memory, while the rows are computed or without any
     rows. Stores read what earlier steps have written. Loads happen after this step's changes to blocks of `released`
@@ -147,6 +207,8 @@ class StepPlan:
     loads: list[HostCopy] = field(default_factory=list)
     stores: list[HostCopy] = field(default_factory=list)
     ahead: tuple[int, ...] = ()
+    groups: tuple[GroupChanges, ...] = ()
+    states: StateChanges | None = None
 
     def check_host_copies(self, num_blocks: int, num_host_blocks: int) -> None:
         """Assert that loads and stores can run concurrently with each other, the rows and the copies, in any order.

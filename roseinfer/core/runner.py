@@ -38,6 +38,22 @@ class Capabilities:
     ahead: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class WindowPool:
+    """KV blocks of a group whose layers see only the last `window` tokens, the query's own included."""
+
+    window: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatePool:
+    """Slots for the recurrent states of sequences, of `slot_bytes` each over all layers and ranks."""
+
+    num_slots: int
+    slot_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
     """Facts found while building a runner. `model_type`: the architecture that config.json names.
@@ -48,7 +64,8 @@ class RunnerFacts:
     `num_host_blocks`: KV blocks in host memory; 0 = plans may not have loads or stores. `load_s`, `store_s`: seconds
     per block, measured at the start. `experts`: routing of a model with experts, None without. `block_bytes`: size of a
     KV block in either memory; 0 = unknown. `pooling`: set if the runner serves prompt-only requests and no others.
-    `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only.
+    `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only. `windows`: the KV groups after the
+    first, in the order of `StepPlan.groups`. `states`: the state group of a model that has recurrent states.
     """
 
     model_type: str
@@ -70,6 +87,8 @@ class RunnerFacts:
     block_bytes: int = 0
     pooling: PoolingInfo | None = None
     keeps_kv: bool = True
+    windows: tuple[WindowPool, ...] = ()
+    states: StatePool | None = None
 
 
 class Runner(Protocol):
