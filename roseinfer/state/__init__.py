@@ -1,0 +1,1 @@
+"""Recurrent states: what layers without attention keep for each sequence, in slots."""

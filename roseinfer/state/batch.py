@@ -1,0 +1,132 @@
+"""Rows of one step, as layers with states see them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from roseinfer.state.store import StateStore
+
+# Longest piece of a row that kernels compute at once.
+MAX_PIECE_TOKENS = 64
+# Lines of `StateTables.rows` and columns of `StateTables.pieces`.
+SLOT, START, FIRST, COUNT, SNAPSHOT, PIECES_FROM, PIECES_TO = range(7)
+ROW_FIELD_COUNT, PIECE_FIELD_COUNT = 7, 4
+
+
+class StateRow(NamedTuple):
+    """Row of a step: the slot of its sequence, the position of its first token, and its number of tokens.
+
+    A row at position 0 begins from zeros and does not read its slot. A row of 0 tokens is padding.
+    """
+
+    slot: int
+    start: int
+    tokens: int
+
+
+class RowSnapshot(NamedTuple):
+    """Copy of a state in the middle of a step: that after the first `tokens` tokens of row `row` (at least 1) is also
+    stored in `slot`, which no row reads or writes.
+    """
+
+    row: int
+    tokens: int
+    slot: int
+
+
+class StateTables(NamedTuple):
+    """Rows of a step on a device, for kernels.
+
+    rows: [ROW_FIELD_COUNT, R] int32: each row's slot, position of its first token, packed index of that token, tokens,
+    slot for the snapshot of a row of one token (-1: none), and its range of `pieces`. pieces: [P, PIECE_FIELD_COUNT]
+    int32: row, packed index of the first token, tokens (0: padding), and slot for the snapshot after the piece (-1:
+    none). Rows of one token have no piece, since a kernel of their own computes them.
+    """
+
+    rows: torch.Tensor
+    pieces: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatch:
+    """Slots of a step's rows, in the order of `ForwardBatch`, and the snapshots to take.
+
+    A row has at most one snapshot after the same number of tokens. In a batch that is captured in a CUDA graph, rows
+    and snapshots are placeholders: only the tables change between replays. tables: None on a CPU.
+    """
+
+    store: StateStore
+    rows: tuple[StateRow, ...]
+    snapshots: tuple[RowSnapshot, ...] = ()
+    tables: StateTables | None = None
+
+    @classmethod
+    def of(cls, store: StateStore, rows: Sequence[StateRow], snapshots: Sequence[RowSnapshot] = ()) -> "StateBatch":
+        """Return the batch, with tables on a GPU."""
+        device, tables = store.tensors[0].device, None
+        if device.type == "cuda":
+            tables = make_tables(rows, snapshots, device)
+        return cls(store, tuple(rows), tuple(snapshots), tables)
+
+
+def make_tables(rows: Sequence[StateRow], snapshots: Sequence[RowSnapshot], device: torch.device) -> StateTables:
+    """Upload the tables of these rows, which fit exactly."""
+    lines, pieces = lay_out(rows, snapshots)
+    packed = torch.from_numpy(np.concatenate((lines.ravel(), pieces.ravel())))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return tables_in(packed, lines.shape[1], len(pieces))
+
+
+def tables_in(packed: torch.Tensor, rows: int, pieces: int) -> StateTables:
+    """Return views of a buffer of at least `table_size(rows, pieces)` int32: the table of rows, then of pieces."""
+    end = ROW_FIELD_COUNT * rows
+    return StateTables(
+        packed[:end].view(ROW_FIELD_COUNT, rows),
+        packed[end : end + PIECE_FIELD_COUNT * pieces].view(pieces, PIECE_FIELD_COUNT),
+    )
+
+
+def table_size(rows: int, pieces: int) -> int:
+    """Return the integers that tables of so many rows and pieces take."""
+    return ROW_FIELD_COUNT * rows + PIECE_FIELD_COUNT * pieces
+
+
+def max_pieces(tokens: int, rows: int, snapshots: int) -> int:
+    """Return the most pieces of a step."""
+    return tokens // MAX_PIECE_TOKENS + rows + snapshots
+
+
+def lay_out(
+    rows: Sequence[StateRow], snapshots: Sequence[RowSnapshot], room: tuple[int, int] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of `StateTables.rows` and `StateTables.pieces`.
+
+    room: numbers of rows and pieces that the tables have, padded with rows and pieces without tokens; by default those
+    that there are. A piece ends at 64 tokens, at a snapshot, and at the end of its row.
+    """
+    taken: dict[int, dict[int, int]] = {}
+    for row, tokens, slot in snapshots:
+        assert 0 < tokens <= rows[row].tokens, f"row {row} has no state after {tokens} tokens"
+        assert tokens not in taken.setdefault(row, {}), f"row {row} has two snapshots after {tokens} tokens"
+        taken[row][tokens] = slot
+    first, lines = 0, []
+    pieces: list[tuple[int, int, int, int]] = []
+    for number, (slot, start, count) in enumerate(rows):
+        slots, before = taken.get(number, {}), len(pieces)
+        if count > 1:
+            cuts = sorted({0, *range(MAX_PIECE_TOKENS, count, MAX_PIECE_TOKENS), *slots, count})
+            pieces += [(number, first + begin, end - begin, slots.get(end, -1)) for begin, end in pairwise(cuts)]
+        lines.append((slot, start, first, count, slots.get(1, -1) if count == 1 else -1, before, len(pieces)))
+        first += count
+    num_rows, num_pieces = room or (len(lines), len(pieces))
+    assert len(lines) <= num_rows and len(pieces) <= num_pieces, "the tables have no room for this step"
+    row_table = np.zeros((ROW_FIELD_COUNT, num_rows), np.int32)
+    row_table[:, : len(lines)] = np.array(lines, np.int32).T
+    piece_table = np.zeros((num_pieces, PIECE_FIELD_COUNT), np.int32)
+    piece_table[: len(pieces)] = np.array(pieces, np.int32).reshape(-1, PIECE_FIELD_COUNT)
+    return row_table, piece_table
