@@ -46,7 +46,8 @@ class HeadNorms:
 
     def __call__(self, qk: torch.Tensor) -> torch.Tensor:
         """Normalise every head of qk [T, heads + kv_heads, D]."""
-        return (F.rms_norm(qk, qk.shape[-1:], None, self.eps) * self.both).to(qk.dtype)
+        wide = qk.to(self.both.dtype)  # float32 with an offset: the product is rounded once
+        return (F.rms_norm(wide, wide.shape[-1:], None, self.eps) * self.both).to(qk.dtype)
 
 
 @dataclass(frozen=True)

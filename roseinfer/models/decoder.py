@@ -26,6 +26,9 @@ class Decoder:
         self.weights = build.weight_format.stored_as or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
         self.ignored = family.ignored
+        self._embedding_multiplier = spec.embedding_multiplier
+        if spec.embedding_multiplier_rounded:
+            self._embedding_multiplier = torch.tensor(spec.embedding_multiplier, dtype=build.dtype).item()
         self._scales_logits = spec.logit_multiplier != 1.0 or spec.logit_cap is not None
         if spec.tied_embeddings:
             self.ignored += tuple(rf"{re.escape(head)}\.weight" for head in family.heads)
@@ -85,8 +88,8 @@ class Decoder:
     def _entering(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the residual stream entering the first layer."""
         x = self._tokens(batch.input_ids)
-        if self.spec.embedding_multiplier != 1.0:
-            x = x * self.spec.embedding_multiplier
+        if self._embedding_multiplier != 1.0:
+            x = x * self._embedding_multiplier
         if self._positions is not None:
             x = x + self._positions(batch.positions)
         return x

@@ -66,10 +66,9 @@ def read_decoder(
         attention = attention or read_heads(fields)
         rope = rope or read_rope(fields, attention.head_dim)
         layers = uniform_layers(fields.num_layers(), attention, rope, windows)
-    values: dict[str, Any] = {
-        "max_position": fields.integer("max_position_embeddings"),
-        "activation": fields.choice("hidden_act", ACTIVATIONS, "silu"),
-    }
+    values: dict[str, Any] = {"max_position": fields.integer("max_position_embeddings")}
+    if "activation" not in options:
+        values["activation"] = fields.choice("hidden_act", ACTIVATIONS, "silu")
     if "tied_embeddings" not in options:
         values["tied_embeddings"] = fields.flag("tie_word_embeddings", False)
     if "intermediate_size" not in options:

@@ -29,6 +29,11 @@ class ConfigFields:
         self._seen.add(key)
         return self._data.get(key, default)
 
+    def assume(self, **defaults: Any) -> None:
+        """Give absent and null fields a family's defaults."""
+        absent = {key: value for key, value in defaults.items() if self._data.get(key) is None}
+        self._data = {**self._data, **absent}
+
     def refuse(self, key: str, value: Any, hint: str = "") -> NoReturn:
         message = f"{self.where}: {field_name(key)} = {shortened(value)} is not supported"
         raise UnsupportedModelError(f"{message}; {hint}" if hint else message)

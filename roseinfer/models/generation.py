@@ -24,7 +24,7 @@ class GenerationDefaults:
 
 
 def read_generation_config(folder: Path, choice: str = AUTO, override: str | None = None) -> GenerationDefaults:
-    """Return the EOS ids of generation_config.json and config.json, and the sampling defaults.
+    """Return the EOS ids of generation_config.json and config.json, its text model's too, and the sampling defaults.
 
     `choice`: the option `generation_config`. The model's own defaults count only if it samples. The document of a path
     replaces the model's, whose EOS ids stay if the document has none. `override`: the option
@@ -33,9 +33,11 @@ def read_generation_config(folder: Path, choice: str = AUTO, override: str | Non
     """
     own, given = read_generation(folder), given_document(choice)
     has_config = document_path(folder, CONFIG).is_file()
-    config = text_fields(read_config(folder)) if has_config else {}
+    config = read_config(folder) if has_config else {}
     ends = _eos_ids(given or {}, Path(choice)) or _eos_ids(own, document_path(folder, GENERATION))
-    eos = tuple(dict.fromkeys(ends + _eos_ids(config, document_path(folder, CONFIG))))
+    for fields in (config, text_fields(config)):
+        ends += _eos_ids(fields, document_path(folder, CONFIG))
+    eos = tuple(dict.fromkeys(ends))
     if given is not None:
         sampled = sampling_defaults(given) if given.get("do_sample", True) else {}
     else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from roseinfer.attention.rope_spec import QueryScale, RopeSpec
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL, SLIDING
 
 
 def read_rope(
@@ -13,6 +14,7 @@ def read_rope(
     head_dim: int,
     *,
     theta: float = 10000.0,
+    theta_key: str = "rope_theta",
     interleaved: bool = False,
     partial: float | None = None,
     max_model_len: int | None = None,
@@ -23,11 +25,12 @@ def read_rope(
     """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions).
 
     theta, partial: defaults of `rope_theta` and `partial_rotary_factor`. A family that gives no `partial` rotates whole
-    heads. max_model_len: context that will be used, which chooses between the factors of "longrope". layer_type: entry
-    of `rope_parameters` that has one for each type of layer; a type without one has the defaults. aliases: other names
-    of scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`.
+    heads. theta_key: the earlier versions' name of `rope_theta`. max_model_len: context that will be used, which
+    chooses between the factors of "longrope". layer_type: entry of `rope_parameters` that has one for each type of
+    layer; a type without one has the defaults, and `rope_scaling` is that of full layers. aliases: other names of
+    scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`.
     """
-    inner, theta = _scaling_fields(fields, layer_type), fields.number("rope_theta", theta)
+    inner, theta = _scaling_fields(fields, layer_type), fields.number(theta_key, theta)
     kind = _kind(inner, aliases or {})
     width = _rotated_width(inner, fields, head_dim, partial)
     spec = RopeSpec(
@@ -39,11 +42,26 @@ def read_rope(
         **_READERS[kind](inner, fields, max_model_len),
     )
     if spec.theta < 1.0 or (kind == "yarn" and spec.theta == 1.0):  # YaRN divides by its logarithm
-        (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number above 1 is needed")
+        holder, key = (inner, "rope_theta") if "rope_theta" in inner else (fields, theta_key)
+        holder.refuse(key, spec.theta, "a number above 1 is needed")
     if kind == "longrope" and len(spec.divisors) != width // 2:
         inner.refuse("short_factor", len(spec.divisors), f"{width // 2} factors are needed, and as many in long_factor")
     inner.refuse_unread()
     return spec
+
+
+def read_layer_ropes(
+    fields: ConfigFields, head_dim: int, *, full: tuple[str, float], sliding: tuple[str, float]
+) -> dict[str, RopeSpec]:
+    """Return the rotation of each type of layer. full, sliding: earlier name of its theta, and the default."""
+    found = {
+        kind: read_rope(fields, head_dim, theta_key=key, theta=default, layer_type=kind)
+        for kind, (key, default) in ((FULL, full), (SLIDING, sliding))
+    }
+    given = fields.get("rope_parameters")
+    if given and FULL not in given and SLIDING not in given:
+        fields.refuse("rope_parameters", given, f"an object each for {FULL} and {SLIDING} is needed")
+    return found
 
 
 def _query_scale(inner: ConfigFields, fields: ConfigFields) -> QueryScale | None:
@@ -86,6 +104,8 @@ def _scaling_fields(fields: ConfigFields, layer_type: str | None) -> ConfigField
     if not isinstance(data, dict):
         fields.refuse(key, data)
     inner = ConfigFields(data, f"{fields.where} {key}")
+    if layer_type is not None and key == "rope_scaling":
+        return inner if layer_type == FULL else ConfigFields({}, inner.where)
     if layer_type is None or not any(isinstance(value, dict) for value in data.values()):
         return inner
     for kind, value in data.items():

@@ -56,7 +56,8 @@ class ModelSpec:
     "silu", "gelu" (exact) or "gelu_tanh". gated: the feed-forward network multiplies by a gate. parallel: attention and
     feed-forward network read the same norm, and both are added. dtype: the checkpoint's. quantization: format of the
     checkpoint's linear layers, None for floats. experts: None if no layer has any; `intermediate_size` is that of the
-    dense layers. Multipliers: of the embedding, of what each part adds to the residual stream, and of the logits.
+    dense layers. Multipliers: of the embedding (rounded: to the dtype that is computed in), of what each part adds to
+    the residual stream, and of the logits.
     logit_cap: logits become cap * tanh(logit / cap). tied_embeddings: the head is the embedding's table; None if the
     checkpoint stores no head. left_out: parts of the checkpoint for other inputs, which are not loaded.
     """
@@ -79,6 +80,7 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: QkNorm | None = None
     embedding_multiplier: float = 1.0
+    embedding_multiplier_rounded: bool = False
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_cap: float | None = None

@@ -65,6 +65,8 @@ _OTHERS = ("phi3", "phi4-mini", "smollm3", "granite", "granite4", "olmo2", "olmo
 OTHER_SHAPES = {
     **dict.fromkeys(_OTHERS, _SIZES),
     **{family: {**_SIZES, "head_dim": 64} for family in _OWN_HEADS},
+    # Heads as wide as in Gemma 3's models up to 12B.
+    "gemma3": {**_SIZES, "head_dim": 256, "query_pre_attn_scalar": 256},
 }
 # The same kinds of model for a CPU.
 SMALL_SHAPES = {

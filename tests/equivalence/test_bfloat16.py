@@ -19,7 +19,7 @@ MODELS = {**SHAPES, **OTHER_SHAPES} if CUDA else SMALL_SHAPES
 # Of log probabilities, where logits have a standard deviation of about 1 and are themselves rounded to 1/64 beyond 2.
 TOLERANCE = 0.12
 
-NORM_AFTER_ATTENTION = ("olmo2", "olmo3", "exaone4", "glm4")
+NORM_AFTER_ATTENTION = ("olmo2", "olmo3", "exaone4", "glm4", "gemma3")
 ON_CUDA = ("graphs", "torch")  # elsewhere these are the plain setting
 NAMES = [name for name in SETTINGS if CUDA or name not in ON_CUDA]
 PAIRS = [("depth 2", "graphs" if CUDA else "plain"), *((name, "plain") for name in NAMES if name != "plain")]

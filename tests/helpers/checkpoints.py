@@ -82,6 +82,29 @@ _PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
+_GEMMA3 = {
+    **_LLAMA,
+    "head_dim": 12,
+    "num_hidden_layers": 4,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": _DEFAULT_ROPE,
+    },
+    "sliding_window": 13,
+    "sliding_window_pattern": 3,
+}
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
 
 # Config class, model class and config values.
 Kind = tuple[str, str, dict[str, Any]]
@@ -212,6 +235,16 @@ SHAPES: dict[str, Kind] = {
         "Mistral3Config",
         "Mistral3ForConditionalGeneration",
         {"text_config": {**_MINISTRAL3, "model_type": "ministral3"}, "vision_config": _PIXTRAL},
+    ),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**_GEMMA3, "final_logit_softcapping": 5.0}),
+    "gemma3-vision": (
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": {**_GEMMA3, "attention_bias": True},
+            "vision_config": _SIGLIP,
+            "mm_tokens_per_image": 1,
+        },
     ),
 }
 

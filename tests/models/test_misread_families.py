@@ -45,6 +45,21 @@ def without_windows(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=tuple(map(full, spec.layers)))
 
 
+def with_norms(**values: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(spec, norm=replace(spec.norm, **values))
+
+
+def with_scale(scale: float) -> Callable[[ModelSpec], ModelSpec]:
+    def scaled(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, attention=replace(layer.attention, scale=scale))
+
+    return lambda spec: replace(spec, layers=tuple(map(scaled, spec.layers)))
+
+
+def ropes_of_layer(index: int) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: changed_ropes(spec, lambda _: spec.layers[index].rope)
+
+
 def with_values(**values: Any) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: replace(spec, **values)
 
@@ -62,6 +77,17 @@ MISREAD: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "no window in some layers": ("ministral", without_windows),
     "no scale of queries": ("ministral3", ropes_with(query_scale=None)),
     "rotation without YaRN": ("ministral3", ropes_with(scaling="default")),
+    "w for 1 + w": ("gemma3", with_norms(offset=0.0)),
+    "no norms of heads": ("gemma3", with_values(qk_norm=None)),
+    "rotation of windows in full layers": ("gemma3", ropes_of_layer(0)),
+    "rotation of full layers in windows": ("gemma3", ropes_of_layer(2)),
+    "rotation without the linear factor": ("gemma3", ropes_with(scaling="default")),
+    "scores scaled by the width of heads": ("gemma3", with_scale(12**-0.5)),
+    "no multiplier of the embedding": ("gemma3", with_values(embedding_multiplier=1.0)),
+    "no windows beside full layers": ("gemma3", without_windows),
+    "SiLU for GELU, Gemma 3": ("gemma3", with_values(activation="silu")),
+    "logits without a cap": ("gemma3", with_values(logit_cap=None)),
+    "no biases": ("gemma3-vision", with_values(qkv_bias=False, o_bias=False)),
 }
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from roseinfer.attention.heads import HeadNorms
 from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.norm import RMSNorm
@@ -139,3 +140,17 @@ def test_an_offset_of_norms_is_added_in_float32() -> None:
     wide = x.float()
     exact = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * (1 + w.float())
     assert torch.equal(made(x), exact.to(torch.bfloat16))
+
+
+def test_norms_of_heads_with_an_offset_are_rounded_once() -> None:
+    """Round the product of norm and 1 + w, and neither factor before, as Gemma does."""
+    torch.manual_seed(2)
+    build = Build(torch.bfloat16, torch.device("cpu"), SingleRank(), PlainFormat())
+    query, key = (torch.randn(8).to(torch.bfloat16) for _ in range(2))
+    attention = AttentionSpec(heads=2, kv_heads=1, head_dim=8, scale=1.0)
+    source = Named({"q.weight": query, "k.weight": key}, build)
+    norms = HeadNorms.load(source, ("q", "k"), attention, EPS, offset=1.0)
+    x = torch.randn(200, 3, 8).to(torch.bfloat16)
+    weights = torch.stack((1 + query.float(), 1 + query.float(), 1 + key.float()))
+    exact = F.rms_norm(x.float(), (8,), None, EPS) * weights
+    assert torch.equal(norms(x), exact.to(torch.bfloat16))

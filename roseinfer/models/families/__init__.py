@@ -28,6 +28,7 @@ _MODULES = (
     "ministral",
     "ministral3",
     "mistral3",
+    "gemma3",
     "starcoder2",
     "gpt2",
 )

@@ -4,12 +4,11 @@ four layers.
 
 from typing import Any
 
-from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
-from roseinfer.models.layer_types import FULL, SLIDING, read_layers, repeated_types
-from roseinfer.models.rope_config import read_rope
+from roseinfer.models.layer_types import read_layers, repeated_types
+from roseinfer.models.rope_config import read_layer_ropes
 from roseinfer.models.spec import ModelSpec, NormSpec
 
 DEFAULT_OLMO3_THETA = 500_000.0
@@ -22,7 +21,8 @@ def read_olmo2(fields: ConfigFields, architecture: str, max_model_len: int | Non
 def read_olmo3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", 4096)
     attention = read_heads(fields)
-    ropes = _read_ropes(fields, attention.head_dim)
+    theta = "rope_theta", DEFAULT_OLMO3_THETA
+    ropes = read_layer_ropes(fields, attention.head_dim, full=theta, sliding=theta)
     types = repeated_types(fields, 4)
     layers = read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len)
     return _read_olmo(fields, architecture, layers=layers)
@@ -33,17 +33,6 @@ def _read_olmo(fields: ConfigFields, architecture: str, **options: Any) -> Model
     bias = fields.flag("attention_bias", False)
     norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-5))
     return read_decoder(fields, architecture, norm=norm, qkv_bias=bias, o_bias=bias, qk_norm="projection", **options)
-
-
-def _read_ropes(fields: ConfigFields, head_dim: int) -> dict[str, RopeSpec]:
-    """Return the rotation of each type of layer. `rope_scaling`, the older spelling, is that of full layers."""
-    given = fields.get("rope_parameters")
-    full = read_rope(fields, head_dim, theta=DEFAULT_OLMO3_THETA, layer_type=FULL)
-    if not given:
-        return {FULL: full, SLIDING: RopeSpec(theta=fields.number("rope_theta", DEFAULT_OLMO3_THETA))}
-    if FULL not in given and SLIDING not in given:
-        fields.refuse("rope_parameters", given, f"OLMo 3 needs an object each for {FULL} and {SLIDING}")
-    return {FULL: full, SLIDING: read_rope(fields, head_dim, theta=DEFAULT_OLMO3_THETA, layer_type=SLIDING)}
 
 
 # Also of EXAONE 4.
