@@ -1,0 +1,247 @@
+"""State group: slots that hold the recurrent states of running sequences, and snapshots of states at a position.
+
+Each step overwrites a sequence's state. So a cached prefix can be continued only where a snapshot of the state was
+taken, at a multiple of the block size. A snapshot is a slot without references, which an index finds by the key of the
+prefix. It lasts until its slot is taken again, the least recently used first.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from roseinfer.core.plan import SlotCopy
+from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, PrefixIndex, sha256
+
+# Insertions that a remembered look-up can be brought up to date with; after more of them it is made anew.
+MAX_RECENT_COUNT = 256
+
+
+class StateLookup(NamedTuple):
+    """Result of a search for a snapshot among the first `upto` tokens of a sequence.
+
+    `tokens`: position of the longest one, in `slot`; 0 = none. `entry`: the index's own object for it. `insertions`:
+    the group's count at that time.
+    """
+
+    upto: int
+    tokens: int
+    slot: int
+    entry: IndexEntry | None
+    insertions: int
+
+
+class SeatedState(NamedTuple):
+    """Slot of a sequence that takes a seat, and the copy that fills it; None if nothing has to be copied."""
+
+    slot: int
+    copy: SlotCopy | None
+
+
+class _Held(NamedTuple):
+    position: int
+    slot: int
+
+
+class StateGroup:
+    """States of all live sequences over one pool of slots.
+
+    Misuse (an unknown sequence, no room) asserts. A slot is referenced while a sequence that has a seat lives in it,
+    while a step in flight copies from it or writes a snapshot to it, and while it is held for the samples of a request.
+    """
+
+    def __init__(self, num_slots: int, block_size: int, digest: Digest = sha256) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.index = PrefixIndex(num_slots, block_size, digest)
+        self.pool = BlockPool(num_slots, self.index.remove)
+        self._live: dict[str, int] = {}  # slot by sequence
+        self._copied: list[int] = []  # sources of copies in flight
+        self._written: set[int] = set()  # slots of snapshots in flight
+        self._held: dict[str, _Held] = {}  # by the id of sample 0
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_RECENT_COUNT)  # position and key of insertions
+        self._insertions = 0
+
+    # --- size ---------------------------------------------------------------------------------------------------
+    @property
+    def num_free(self) -> int:
+        """Return the number of slots that sequences can take, those of snapshots included."""
+        refs = self.pool.refs
+        return self.pool.num_free + sum([refs[held.slot] == 1 for held in self._held.values()])
+
+    @property
+    def num_live(self) -> int:
+        """Return the number of sequences that have a slot."""
+        return len(self._live)
+
+    @property
+    def num_snapshots(self) -> int:
+        """Return the number of snapshots that can be found."""
+        return len(self.index)
+
+    # --- prefixes -----------------------------------------------------------------------------------------------
+    def look_up(self, chain: Chain, tokens: Sequence[int], upto: int, before: StateLookup | None = None) -> StateLookup:
+        """Return the longest snapshot of a prefix with at most `upto` of a sequence's tokens.
+
+        `before`: the previous result for the same sequence.
+        """
+        if before is not None and before.upto == upto and self._still_valid(before, chain):
+            return before
+        size, blocks = self.block_size, upto // self.block_size
+        if blocks:
+            chain.entry(tokens, blocks - 1)  # makes the keys
+            block_of, keys = self.index.block_of, chain.keys
+            for number in range(blocks, 0, -1):
+                slot = block_of(keys[number - 1])
+                if slot is not None and self.index.full_entry(slot) == chain.entry(tokens, number - 1):
+                    return StateLookup(upto, number * size, slot, self.index.full_entry(slot), self._insertions)
+        return StateLookup(upto, 0, -1, None, self._insertions)
+
+    def _still_valid(self, before: StateLookup, chain: Chain) -> bool:
+        """True if a new search would find the same."""
+        if before.entry is not None and self.index.full_entry(before.slot) is not before.entry:
+            return False
+        new = self._insertions - before.insertions
+        if new > len(self._recent):
+            return False
+        for position, key in islice(reversed(self._recent), new):
+            if before.tokens < position <= before.upto and chain.keys[position // self.block_size - 1] == key:
+                return False
+        return True
+
+    def holds(self, chain: Chain, tokens: Sequence[int], position: int) -> bool:
+        """True if there is a snapshot of a sequence at this multiple of the block size."""
+        return self._find(chain, tokens, position) is not None
+
+    def _find(self, chain: Chain, tokens: Sequence[int], position: int) -> int | None:
+        if position % self.block_size or not position:
+            return None
+        entry = chain.entry(tokens, position // self.block_size - 1)
+        slot = self.index.block_of(entry.key)
+        return slot if slot is not None and self.index.full_entry(slot) == entry else None
+
+    # --- slots of sequences -------------------------------------------------------------------------------------
+    def seat(self, sequence_id: str, chain: Chain, tokens: Sequence[int], start: int, family: str) -> SeatedState:
+        """Give a sequence a slot with its state after `start` tokens, of which there is a snapshot unless `start` is 0.
+
+        `family`: id of the sample 0 whose held state may be used. The caller has checked `num_free`. If the snapshot's
+        slot is the last free one, the sequence takes it over. Else it is copied, and referenced until `copies_done`.
+        """
+        assert sequence_id not in self._live, f"{sequence_id!r} has a slot already"
+        source = self._find(chain, tokens, start)
+        if source is None and start:
+            held = self._held.get(family)
+            assert held is not None and held.position == start, f"there is no state after {start} tokens"
+            source = held.slot
+        if not self.pool.num_free:
+            self._release_held(family)
+        if source is not None and self.pool.num_free == 1 and self.pool.refs[source] == 0:
+            self.pool.share(source)
+            self.index.remove(source)
+            self._live[sequence_id] = source
+            return SeatedState(source, None)
+        if source is not None:
+            self.pool.share(source)
+        (slot,) = self.pool.take(1)
+        self._live[sequence_id] = slot
+        if source is None:
+            return SeatedState(slot, None)
+        self._copied.append(source)
+        return SeatedState(slot, SlotCopy(source, slot))
+
+    def copies_done(self, copies: Iterable[SlotCopy]) -> None:
+        """Release the sources of these copies, whose step is complete."""
+        for copy in copies:
+            self._copied.remove(copy.src)
+            self._release(copy.src)
+
+    def release(self, sequence_id: str) -> None:
+        """Release the slot of a sequence that no submitted step names, if it has one."""
+        slot = self._live.pop(sequence_id, None)
+        if slot is not None:
+            self._release(slot)
+
+    # --- snapshots ----------------------------------------------------------------------------------------------
+    def begin_snapshot(self) -> int | None:
+        """Return a slot for a snapshot that a step writes; None if no slot is free."""
+        if not self.pool.num_free:
+            return None
+        (slot,) = self.pool.take(1)
+        self._written.add(slot)
+        return slot
+
+    def finish_snapshot(self, slot: int, entry: IndexEntry | None, position: int) -> bool:
+        """End a snapshot, whose step is complete. Return True if it can be found now.
+
+        `entry`: the full block before `position`; None if the snapshot must not be found.
+        """
+        self._written.remove(slot)
+        if entry is not None and self.index.block_of(entry.key) is None:
+            self.index.insert(slot, entry)
+            self._insertions += 1
+            self._recent.append((position, entry.key))
+        found = self.index.holds(slot)
+        self._release(slot)
+        return found
+
+    def drop(self, slot: int, entry: IndexEntry) -> None:
+        """Forget the snapshot `entry` if it is still in `slot`, which is then the next to be taken."""
+        if self.index.full_entry(slot) is entry:
+            self._drop(slot)
+
+    def invalidate(self, chain: Chain) -> None:
+        """Forget all snapshots of a sequence, because it failed."""
+        for key in chain.keys:
+            slot = self.index.block_of(key)
+            if slot is not None:
+                self._drop(slot)
+
+    # --- states for the samples of a request ----------------------------------------------------------------------
+    def hold(self, family: str, position: int, slot: int) -> None:
+        """Keep a slot, which has a state after the first `position` tokens, for the samples that continue there.
+
+        It is released by `release_held`, or when no other slot is left for a sequence.
+        """
+        self.release_held(family)
+        self.pool.share(slot)
+        self._held[family] = _Held(position, slot)
+
+    def held_position(self, family: str) -> int | None:
+        """Return the position of the state that is held for the samples of a request; None without one."""
+        held = self._held.get(family)
+        return None if held is None else held.position
+
+    def release_held(self, family: str) -> None:
+        """Release the state that is held for the samples of a request, if there is one."""
+        held = self._held.pop(family, None)
+        if held is not None:
+            self._release(held.slot)
+
+    def _release_held(self, last: str) -> None:
+        """Release held slots, the oldest first and that of family `last` last, until one is free."""
+        for family in sorted(self._held, key=lambda family: family == last):
+            self.release_held(family)
+            if self.pool.num_free:
+                return
+        raise AssertionError("the caller checks num_free")
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _drop(self, slot: int) -> None:
+        self.index.remove(slot)
+        self.pool.share(slot)
+        self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        self.pool.release((slot,), self.index.holds)
+
+    def audit(self, piece: int) -> Iterator[None]:
+        """Raise AssertionError unless every reference has exactly one owner; pause every `piece` slots."""
+        owners = [0] * self.num_slots
+        for slot in (*self._live.values(), *self._copied, *self._written, *(held.slot for held in self._held.values())):
+            owners[slot] += 1
+        assert owners == self.pool.refs, "reference counts of slots and their owners disagree"
+        for slot in (*self._live.values(), *self._written):
+            assert owners[slot] == 1 and not self.index.holds(slot), f"slot {slot} is written and used otherwise"
+        free = sum(1 for _ in self.pool.walk_free())
+        assert free == self.pool.num_free == owners.count(0), "slots: free + owned != total"
+        yield from self.index.audit(piece)

@@ -1,0 +1,176 @@
+"""Slots of recurrent states: who holds one, which snapshot a prefix finds, and which is overwritten first."""
+
+from roseinfer.core.plan import SlotCopy
+from roseinfer.kv.blocks import Chain, root_key, sha256
+from roseinfer.kv.states import MAX_RECENT_COUNT, StateGroup
+
+SIZE = 4
+TOKENS = list(range(100, 140))
+
+
+def chain_of(salt: str = "") -> Chain:
+    return Chain(root_key(salt), SIZE, sha256)
+
+
+def snapshot(group: StateGroup, tokens: list[int], position: int, chain: Chain | None = None) -> int:
+    """Take a snapshot of a sequence and finish it. Return its slot."""
+    slot = group.begin_snapshot()
+    assert slot is not None
+    entry = (chain or chain_of()).entry(tokens, position // SIZE - 1)
+    assert group.finish_snapshot(slot, entry, position)
+    return slot
+
+
+def seat(group: StateGroup, name: str, start: int = 0, family: str = "") -> tuple[int, SlotCopy | None]:
+    return group.seat(name, chain_of(), TOKENS, start, family)
+
+
+def found(group: StateGroup, tokens: list[int], upto: int) -> int:
+    return group.look_up(chain_of(), tokens, upto).tokens
+
+
+def check(group: StateGroup) -> None:
+    for _ in group.audit(8):
+        pass
+
+
+def test_a_prefix_finds_its_longest_snapshot_within_a_limit() -> None:
+    group = StateGroup(4, SIZE)
+    snapshot(group, TOKENS, 8)
+    snapshot(group, TOKENS, 16)
+    assert [found(group, TOKENS, upto) for upto in (40, 16, 15, 8, 7, 0)] == [16, 16, 8, 8, 0, 0]
+    assert found(group, [1, *TOKENS], 40) == 0, "another prefix"
+    assert group.look_up(chain_of("salt"), TOKENS, 40).tokens == 0
+    check(group)
+
+
+def test_a_snapshot_cannot_be_found_while_it_is_written_or_if_it_failed() -> None:
+    group = StateGroup(2, SIZE)
+    slot = group.begin_snapshot()
+    assert slot is not None and found(group, TOKENS, 40) == 0
+    check(group)
+    assert not group.finish_snapshot(slot, None, 8)
+    assert found(group, TOKENS, 40) == 0 and group.num_free == 2
+    check(group)
+
+
+def test_the_least_recently_used_snapshot_makes_room() -> None:
+    group = StateGroup(3, SIZE)
+    for position in (4, 8, 12):
+        snapshot(group, TOKENS, position)
+    slot, copy = seat(group, "a", start=8)  # uses the second, overwrites the first
+    assert copy is not None and copy.dst == slot
+    assert [found(group, TOKENS, upto) for upto in (4, 8, 12)] == [0, 8, 12]
+    group.copies_done([copy])
+    group.release("a")
+    assert seat(group, "b")[0] == slot, "a slot without a snapshot goes first"
+    assert seat(group, "c")[1] is None
+    assert [found(group, TOKENS, upto) for upto in (4, 8, 12)] == [0, 8, 8]
+    check(group)
+
+
+def test_a_source_is_not_overwritten_before_its_copy_is_done() -> None:
+    group = StateGroup(2, SIZE)
+    snapshot(group, TOKENS, 8)
+    _, copy = seat(group, "a", start=8)
+    assert copy is not None and group.num_free == 0
+    assert group.begin_snapshot() is None
+    check(group)
+    group.copies_done([copy])
+    assert group.num_free == 1 and found(group, TOKENS, 8) == 8
+    check(group)
+
+
+def test_the_last_free_slot_is_taken_over_with_its_snapshot() -> None:
+    group = StateGroup(1, SIZE)
+    slot = snapshot(group, TOKENS, 8)
+    assert seat(group, "a", start=8) == (slot, None)
+    assert found(group, TOKENS, 8) == 0, "the sequence overwrites it"
+    check(group)
+
+
+def test_a_remembered_search_notices_what_has_changed() -> None:
+    group, chain = StateGroup(4, SIZE), chain_of()
+    remembered = group.look_up(chain, TOKENS, 40)
+    snapshot(group, TOKENS, 8)
+    remembered = group.look_up(chain, TOKENS, 40, remembered)
+    assert remembered.tokens == 8
+    snapshot(group, [1, *TOKENS], 12)  # of another sequence
+    assert group.look_up(chain, TOKENS, 40, remembered) is remembered
+    snapshot(group, TOKENS, 4)
+    assert group.look_up(chain, TOKENS, 40, remembered) is remembered, "a shorter one"
+    group.invalidate(chain)
+    assert group.look_up(chain, TOKENS, 40, remembered).tokens == 0
+    check(group)
+
+
+def test_a_remembered_search_is_made_anew_after_many_snapshots() -> None:
+    group, chain = StateGroup(4, SIZE), chain_of()
+    remembered = group.look_up(chain, TOKENS, 40)
+    slot = snapshot(group, TOKENS, 8)
+    group.hold("family", 8, slot)
+    for number in range(MAX_RECENT_COUNT + 1):
+        snapshot(group, [number, *TOKENS], 8)
+    assert group.look_up(chain, TOKENS, 40, remembered).tokens == 8
+
+
+def test_of_two_equal_snapshots_one_remains() -> None:
+    group = StateGroup(2, SIZE)
+    first, second = group.begin_snapshot(), group.begin_snapshot()
+    assert first is not None and second is not None
+    assert group.finish_snapshot(first, chain_of().entry(TOKENS, 1), 8)
+    assert not group.finish_snapshot(second, chain_of().entry(TOKENS, 1), 8)
+    assert (group.num_snapshots, group.num_free) == (1, 2)
+    check(group)
+
+
+def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
+    group = StateGroup(3, SIZE)
+    slot = group.begin_snapshot()
+    assert slot is not None
+    group.hold("x:0", 5, slot)
+    group.finish_snapshot(slot, None, 5)
+    assert group.num_free == 3 and group.held_position("x:0") == 5
+    taken, copy = seat(group, "x:1", start=5, family="x:0")
+    assert copy == SlotCopy(slot, taken)
+    group.copies_done([copy])
+    seat(group, "a")
+    assert group.num_free == 1
+    assert group.begin_snapshot() is None, "a snapshot is not worth it"
+    assert seat(group, "x:2", start=5, family="x:0") == (slot, None), "for a sequence it is given up"
+    assert group.held_position("x:0") is None and group.num_free == 0
+    check(group)
+
+
+def test_held_states_of_other_requests_are_given_up_first() -> None:
+    group = StateGroup(3, SIZE)
+    for family in ("x:0", "y:0"):
+        slot = group.begin_snapshot()
+        assert slot is not None
+        group.hold(family, 5, slot)
+        group.finish_snapshot(slot, None, 5)
+    seat(group, "a")
+    taken, copy = seat(group, "x:1", start=5, family="x:0")
+    assert copy is not None and copy.dst == taken
+    assert (group.held_position("x:0"), group.held_position("y:0")) == (5, None)
+    check(group)
+
+
+def test_snapshots_of_a_failed_sequence_are_forgotten() -> None:
+    group, chain = StateGroup(4, SIZE), chain_of()
+    snapshot(group, TOKENS, 8)
+    snapshot(group, TOKENS, 16)
+    other = snapshot(group, [1, *TOKENS], 16)
+    chain.entry(TOKENS, 3)
+    group.invalidate(chain)
+    assert found(group, TOKENS, 40) == 0
+    assert group.look_up(chain_of(), [1, *TOKENS], 40).slot == other
+    check(group)
+
+
+def test_colliding_keys_find_nothing_wrong() -> None:
+    group = StateGroup(4, SIZE, digest=lambda data: b"the same")
+    chain = Chain(b"root", SIZE, lambda data: b"the same")
+    snapshot(group, TOKENS, 8, chain)
+    other = Chain(b"root", SIZE, lambda data: b"the same")
+    assert group.look_up(other, list(range(40)), 40).tokens == 0
