@@ -1,11 +1,14 @@
-"""Storage of K and V: one tensor for all layers of one shape, so that one indexed copy moves a block of all of them."""
+"""Storage of K and V: one tensor for all layers of one KV group and shape, so that one indexed copy moves a block of
+all of them.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.pages import fresh_pages
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.common.availability import has_triton
@@ -23,14 +26,15 @@ class LayerPlace(NamedTuple):
 
 
 class KVStore:
-    """K and V of `num_blocks` blocks of `block_size` tokens, for layers that may differ in KV heads and head size.
+    """K and V in blocks of `block_size` tokens, for layers that may differ in KV heads, head size and KV group.
 
-    parts: for each shape of K and V among the layers, [num_blocks, layers of it, 2, block_size, kv_heads, head_dim]; a
-    model with equal layers has one part. A block's id is its index in every part. The block dimension comes first, so
-    that a copy-on-write over all layers reads and writes contiguous memory. places: location of each layer.
+    parts: for each group and shape of K and V among its layers, [blocks of the group, layers of it, 2, block_size,
+    kv_heads, head_dim]; a model with equal layers has one part. A block's id is its index in every part of its group.
+    The block dimension comes first, so that a copy-on-write over all layers reads and writes contiguous memory. places:
+    location of each layer.
 
     group_of: the KV group of each layer. Layers of one group share block tables and slots (`ForwardBatch.paging`).
-    Today one group holds every layer: block ids come from one pool.
+    num_blocks: of the first group.
     """
 
     def __init__(
@@ -40,23 +44,31 @@ class KVStore:
         specs: Sequence[AttentionSpec],
         dtype: torch.dtype,
         device: torch.device,
+        groups: KVGroups | None = None,
+        window_blocks: Sequence[int] = (),
     ) -> None:
-        """specs: of the model's layers in order, at least one. dtype: of K and V, the model's dtype or `CODES`."""
+        """specs: of the model's layers in order, at least one. dtype: of K and V, the model's dtype or `CODES`.
+
+        groups: None for one group. window_blocks: blocks of each group after the first.
+        """
         self.dtype = dtype
         self.block_size = block_size
         self.num_blocks = num_blocks
-        shapes = list(dict.fromkeys((spec.kv_heads, spec.head_dim) for spec in specs))
-        counts = [0] * len(shapes)
+        self.group_of = (groups or KVGroups.single(len(specs))).group_of
+        blocks = (num_blocks, *window_blocks)
+        kinds = [(group, spec.kv_heads, spec.head_dim) for group, spec in zip(self.group_of, specs, strict=True)]
+        counts = dict.fromkeys(kinds, 0)
         places = []
-        for spec in specs:
-            part = shapes.index((spec.kv_heads, spec.head_dim))
-            places.append(LayerPlace(part, counts[part]))
-            counts[part] += 1
+        for kind in kinds:
+            places.append(LayerPlace(list(counts).index(kind), counts[kind]))
+            counts[kind] += 1
         self.places = tuple(places)
-        self.group_of = (0,) * len(places)
         self.parts = tuple(
-            _zeros((num_blocks, count, 2, block_size, *shape), dtype, device)
-            for shape, count in zip(shapes, counts, strict=True)
+            _zeros((blocks[group], count, 2, block_size, *shape), dtype, device)
+            for (group, *shape), count in counts.items()
+        )
+        self._parts_of = tuple(
+            tuple(part for part, (number, *_) in enumerate(counts) if number == group) for group in range(len(blocks))
         )
         # Integers for copies, since PyTorch's indexed operations do not support FP8.
         self._moved = tuple(part.view(torch.uint8) if dtype == CODES else part for part in self.parts)
@@ -68,8 +80,10 @@ class KVStore:
 
     @property
     def blocks(self) -> tuple[torch.Tensor, ...]:
-        """The parts as bytes: [num_blocks, bytes of a block in the part] uint8 each, views of the same memory."""
-        return tuple(part.view(torch.uint8).view(self.num_blocks, -1) for part in self.parts)
+        """Parts of the first group as bytes: [num_blocks, bytes of a block in the part] uint8 each, views of the same
+        memory.
+        """
+        return tuple(self.parts[part].view(torch.uint8).view(self.num_blocks, -1) for part in self._parts_of[0])
 
     @property
     def data(self) -> torch.Tensor:
@@ -83,33 +97,37 @@ class KVStore:
         part = self.parts[place.part]
         return part[:, place.plane, 0], part[:, place.plane, 1]
 
-    def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, tokens: int) -> None:
-        """Copy the first `tokens` slots of blocks src[i] -> dst[i] ([n] int64) over all layers in one operation.
+    def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, tokens: int, group: int = 0) -> None:
+        """Copy the first `tokens` slots of a group's blocks src[i] -> dst[i] ([n] int64) over all its layers at once.
 
         No block is both a source and a destination, and destinations are distinct. tokens: those of the fullest source.
         Copying too many slots of the other blocks is harmless, since slots past a sequence's length are never read.
         Copying whole, partly filled blocks would cost many times the memory traffic.
         """
-        for part in self._moved:
+        for part in self._moved_of(group):
             if self._copy is not None:
                 self._copy(part, src, dst, tokens)
                 continue
             slots = part[:, :, :, :tokens]
             slots.index_copy_(0, dst, slots.index_select(0, src))
 
-    def scrub(self, blocks: torch.Tensor) -> None:
-        """Zero all infinities and NaNs in these blocks ([n] int64), in every layer.
+    def scrub(self, blocks: torch.Tensor, group: int = 0) -> None:
+        """Zero all infinities and NaNs in these blocks of a group ([n] int64), in every layer of it.
 
         It works in slices of at most 16 MiB: a long request's blocks are gigabytes, and the store leaves little of a
         GPU's memory free.
         """
-        for part in self._moved:
+        for part in self._moved_of(group):
             for layer in part.unbind(1):
                 for some in blocks.split(max(1, SCRUB_BYTES // layer[0].nbytes)):
                     layer.index_copy_(0, some, _finite(layer.index_select(0, some)))
 
+    def _moved_of(self, group: int) -> Iterator[torch.Tensor]:
+        return (self._moved[part] for part in self._parts_of[group])
+
     @staticmethod
     def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+        """Return the bytes of a block in all layers of these specs."""
         return sum(2 * block_size * spec.kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
 
 

@@ -346,7 +346,7 @@ class TritonAttention:
         q = torch.empty((1, spec.heads + 2 * spec.kv_heads, spec.head_dim), dtype=dtype, device=device)[:, : spec.heads]
         out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
         nothing = torch.full((1, CHUNK_FIELD_COUNT), -1, dtype=torch.int32, device=device)
-        cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
+        cache = (*self._caches[0], batch.paging[self._group_of[0]].tables, batch.table_rows)
         scales = self._ones if self._shape.kv_dtype == CODES else None
         small = MAX_SMALL_STEP_TOKENS
         for workspace in self._workspaces.values():

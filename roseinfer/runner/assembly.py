@@ -11,6 +11,7 @@ from roseinfer.attention.base import (
     AttentionShape,
     GraphableAttention,
 )
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import make_attention
@@ -38,7 +39,8 @@ from roseinfer.runner.seats import SeatTable
 class Shape:
     """Inputs of `assemble`.
 
-    backend: as `resolve_backend` returns. kv_dtype: format of K and V in the store. num_host_blocks: KV blocks in host
+    num_blocks: KV blocks of the first of `groups`; window_blocks: of each further group. backend: as `resolve_backend`
+    returns. kv_dtype: format of K and V in the store. num_host_blocks: KV blocks in host
     memory, 0 for none. captured_tokens: size of the largest step with prompts that is captured. pooling: how vectors
     are made; None for generated text.
     """
@@ -52,6 +54,8 @@ class Shape:
     backend: str
     kv_dtype: torch.dtype
     graphs: bool
+    groups: KVGroups
+    window_blocks: tuple[int, ...] = ()
     num_host_blocks: int = 0
     pooling: PoolingSpec | None = None
 
@@ -85,8 +89,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     """Assemble a runner. `group`: processes that share the model. Raise `ConfigError` if memory is short."""
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
-        # One block more than the scheduler knows, for rows that only pad a batch.
-        store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, shape.kv_dtype, model.device)
+        store = _store(model, shape)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,
@@ -94,7 +97,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             shape.block_size,
             spec.vocab_size,
             model.device,
-            spare_block=shape.num_blocks,
+            spare_blocks=(shape.num_blocks, *shape.window_blocks),
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
     forward, graphs = _forward_pass(model, attention, store, seats, shape, group or SingleRank())
@@ -113,6 +116,19 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
         pooler = _pooler(model, shape.pooling, seats)
         runner = PoolingRunner(forward, PlanState(store, seats, copier), shape.limits, pooler)
     return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier, draft_steps)
+
+
+def _store(model: CausalLM, shape: Shape) -> KVStore:
+    """Return a store with one block more in each group than the scheduler knows, for rows that only pad a batch."""
+    return KVStore(
+        shape.num_blocks + 1,
+        shape.block_size,
+        model.attention,
+        shape.kv_dtype,
+        model.device,
+        shape.groups,
+        [blocks + 1 for blocks in shape.window_blocks],
+    )
 
 
 def pooling_head(model: CausalLM, spec: PoolingSpec) -> PoolingHead:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.host_store import GIB, check_host_memory, num_host_blocks
 from roseinfer.attention.kv_fp8 import kv_dtype_of
 from roseinfer.attention.kv_scales import KVScales
@@ -114,9 +115,10 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if group.rank == 0:
             log_start_notes(spec, folder, max_model_len)
         limits = StepLimits.of(config.scheduler, max_model_len, 0 if pooling else config.max_step_drafts)
+        groups = KVGroups.single(len(model.attention))
         bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kv_dtype)
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
-        shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits)
+        shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits, groups)
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
@@ -237,7 +239,13 @@ def _rehearsed_drafts(limits: StepLimits, lengths: Sequence[int], device: torch.
 
 
 def _shape(
-    config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, kv_dtype: torch.dtype, limits: StepLimits
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    backend: str,
+    kv_dtype: torch.dtype,
+    limits: StepLimits,
+    groups: KVGroups,
 ) -> Shape:
     return Shape(
         config.cache.block_size,
@@ -250,6 +258,7 @@ def _shape(
         backend=backend,
         kv_dtype=kv_dtype,
         graphs=not config.model.enforce_eager,
+        groups=groups,
     )
 
 
@@ -270,7 +279,7 @@ def free_cuda_bytes(
     num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    shape = _shape(config, num_blocks, context, backend, kv_dtype, limits)
+    shape = _shape(config, num_blocks, context, backend, kv_dtype, limits, KVGroups.single(len(model.attention)))
     shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, pooling=pooling)
     assembly = assemble(model, shape)
     _compile(assembly, model, shape)

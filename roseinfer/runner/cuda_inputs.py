@@ -39,7 +39,8 @@ class CudaInputs:
         self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * samples + CHUNK_FIELD_COUNT * (rows + tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
-        self.slots = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+        self.slots = torch.zeros((len(seats.tables), tokens), dtype=torch.int64, device=device)[:, :max_tokens]
+        self._slots_of = self.slots.unbind()
         self.context_len = torch.zeros(rows, dtype=torch.int32, device=device)
         self.query_start = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.one_each = torch.arange(rows, dtype=torch.int32, device=device)
@@ -62,7 +63,7 @@ class CudaInputs:
             query_start=self.query_start[: num_rows + 1],
             context_len=self.context_len[:num_rows],
             table_rows=layout[SEAT, :num_rows],
-            paging=(Paging(self.seats.block_tables, self.slots[:num_tokens]),),
+            paging=self._paging(num_tokens),
             logits_at=tail.logits_at(on_device),
             query_lens=list(columns.count),
             context_lens=context_lens,
@@ -168,15 +169,19 @@ class CudaInputs:
             layout,
             token_rows,
             self.seats.tokens,
-            self.seats.block_tables,
+            self.seats.all_tables,
             self.seats.block_size,
             self.input_ids[:num_tokens],
             self.positions[:num_tokens],
-            self.slots[:num_tokens],
+            self.slots[:, :num_tokens],
             self.context_len[:width],
             self.query_start[: width + 1],
         )
         return layout
+
+    def _paging(self, tokens: int) -> tuple[Paging, ...]:
+        found = zip(self.seats.tables, self._slots_of, strict=True)
+        return tuple(Paging(tables, slots[:tokens]) for tables, slots in found)
 
     def _placeholder(
         self,
@@ -193,7 +198,7 @@ class CudaInputs:
             query_start=self.query_start[: rows + 1],
             context_len=self.context_len[:rows],
             table_rows=layout[SEAT, :rows],
-            paging=(Paging(self.seats.block_tables, self.slots[:tokens]),),
+            paging=self._paging(tokens),
             logits_at=self.one_each[:rows],
             query_lens=[1] * rows,
             context_lens=[1] * rows,

@@ -102,7 +102,6 @@ def decode_batch(
 ) -> ForwardBatch:
     """Build a batch of one token for each of some seats: seat, positions, input_ids [n] int64."""
     n = len(context_lens)
-    block = _at(seats.block_tables, seat, positions // seats.block_size)
     row = torch.arange(n + 1, device=seats.device)
     return ForwardBatch(
         input_ids=input_ids,
@@ -110,7 +109,7 @@ def decode_batch(
         query_start=row.int(),
         context_len=(positions + 1).int(),
         table_rows=seat.int(),
-        paging=(Paging(seats.block_tables, block * seats.block_size + positions % seats.block_size),),
+        paging=_paging(seats, seat, positions),
         logits_at=row[:n],
         query_lens=[1] * n,
         context_lens=context_lens,
@@ -131,8 +130,6 @@ def mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> 
     row = torch.repeat_interleave(torch.arange(n, device=device), count, output_size=ends[-1])
     positions = torch.arange(ends[-1], device=device) + (start - first)[row]
     token_seat = seat[row]
-    block = _at(seats.block_tables, token_seat, positions // seats.block_size)
-    slots = block * seats.block_size + positions % seats.block_size
     wanted = map(range, map(sub, ends, columns.logits), ends)
     return ForwardBatch(
         input_ids=_at(seats.tokens, token_seat, positions),
@@ -140,7 +137,7 @@ def mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> 
         query_start=torch.cat((first, first[-1:] + count[-1:])).int(),
         context_len=context_len.int(),
         table_rows=seat.int(),
-        paging=(Paging(seats.block_tables, torch.where(positions >= write_from[row], slots, -1)),),
+        paging=_paging(seats, token_seat, positions, positions >= write_from[row]),
         logits_at=upload(list(chain.from_iterable(wanted)), torch.int64, device),
         query_lens=list(columns.count),
         context_lens=context_lens,
@@ -148,6 +145,17 @@ def mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> 
         max_context=max(context_lens),
         num_decodes=columns.num_decodes,
     )
+
+
+def _paging(
+    seats: SeatTable, seat: torch.Tensor, positions: torch.Tensor, written: torch.Tensor | None = None
+) -> tuple[Paging, ...]:
+    """Return the storage of tokens in each KV group. seat, positions: [T] int64. written: [T] bool; None for all."""
+    entry, offset, found = positions // seats.block_size, positions % seats.block_size, []
+    for tables in seats.tables:
+        slots = _at(tables, seat, entry) * seats.block_size + offset
+        found.append(Paging(tables, slots if written is None else torch.where(written, slots, -1)))
+    return tuple(found)
 
 
 def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:

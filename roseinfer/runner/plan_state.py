@@ -1,11 +1,12 @@
 """State that plans change before their rows run: seats, block tables, KV blocks, host memory, failed requests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
+from roseinfer.core.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from roseinfer.runner.device import upload
 from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.seats import SeatTable
@@ -31,19 +32,26 @@ class PlanState:
             seats.release(plan.released)
         seats.admit(plan.admitted)
         if plan.copies:
-            assert self._store is not None, "no K/V is kept"
-            src, dst, tokens = zip(*plan.copies, strict=True)
-            pairs = upload((src, dst), torch.int64, seats.device)
-            self._store.copy_blocks(pairs[0], pairs[1], max(tokens))
+            self._copy(plan.copies)
         growing = [row for row in plan.rows if row.new_blocks]
         if growing:
             seats.grow_tables(growing)
+        for group, changes in enumerate(plan.groups, 1):
+            if changes.copies:
+                self._copy(changes.copies, group)
+            seats.write_tables(group, changes.tables)
         if plan.num_drafts:
             seats.write_drafts([row for row in plan.rows if row.drafts])
         if not (plan.loads or plan.stores):
             return None
         assert self._copier is not None, "there are no blocks in host memory"
         return self._copier.start(plan.loads, plan.stores)
+
+    def _copy(self, copies: Sequence[BlockCopy], group: int = 0) -> None:
+        assert self._store is not None, "no K/V is kept"
+        src, dst, tokens = zip(*copies, strict=True)
+        pairs = upload((src, dst), torch.int64, self.seats.device)
+        self._store.copy_blocks(pairs[0], pairs[1], max(tokens), group)
 
     def _scrub(self, released: list[int]) -> None:
         """Zero non-finite values in the blocks of failed requests before their next owner gets them.
@@ -55,10 +63,13 @@ class PlanState:
             self.scrub(seat)
 
     def scrub(self, seat: int) -> None:
-        """Zero non-finite values in the blocks of a seat."""
+        """Zero non-finite values in the blocks of a seat.
+
+        Those that have left a window may belong to another request, whose finite values stay as they are.
+        """
         if self._store is not None:
-            blocks = self.seats.block_tables[seat, : self.seats.at(seat).num_blocks].long()
-            self._store.scrub(blocks)
+            for group, tables in enumerate(self.seats.tables):
+                self._store.scrub(tables[seat, : self.seats.at(seat).num_blocks].long(), group)
 
     def fail(self, row: Row, error: str, *, poisons: bool = False) -> None:
         """Make this row and all later ones of its request errors. `poisons`: its K/V may hold NaN or infinity."""

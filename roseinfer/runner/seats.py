@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from roseinfer.core.plan import Admission, Row
+from roseinfer.core.plan import Admission, Row, TableChange
 from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.device import upload, write_ranges
@@ -42,11 +42,13 @@ class Seat:
 class SeatTable:
     """State of S = max_num_seqs seats and one spare that no request uses.
 
-    Rows that only pad a batch refer to the spare seat, number S. Its block table names only `spare_block`.
+    Rows that only pad a batch refer to the spare seat, number S. Its block table in each KV group names only the
+    group's spare block.
 
     tokens: [S + 1, max_model_len + 1] int32, the token pool: every known token at its position. A request that fills
-    the context may still sample one token, hence the last column. block_tables: [S + 1, max_blocks] int32; stale
-    entries are valid block ids. settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed,
+    the context may still sample one token, hence the last column. all_tables: [groups, S + 1, max_blocks] int32, block
+    tables of each KV group; stale entries are valid block ids. tables: those of each group, block_tables: those of the
+    first. settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed,
     prompt_len, top_k. edits: logit edit for each bit of `Feature`, in the order in which edits apply.
     """
 
@@ -57,8 +59,9 @@ class SeatTable:
         block_size: int,
         vocab_size: int,
         device: torch.device,
-        spare_block: int = 0,
+        spare_blocks: Sequence[int] = (0,),
     ) -> None:
+        """spare_blocks: one for each KV group."""
         self.device = device
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -67,8 +70,13 @@ class SeatTable:
         self.spare = max_num_seqs
         rows = max_num_seqs + 1
         self.tokens = torch.zeros((rows, max_model_len + 1), dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((rows, self.max_blocks), dtype=torch.int32, device=device)
-        self.block_tables[self.spare] = spare_block
+        # Kernels are compiled for aligned pointers, so the tables of each group begin at a multiple of 16 bytes.
+        whole = torch.zeros((len(spare_blocks), -(-rows // 4) * 4, self.max_blocks), dtype=torch.int32, device=device)
+        self.all_tables = whole[:, :rows]
+        self.tables = self.all_tables.unbind()
+        self.block_tables = self.tables[0]
+        for table, block in zip(self.tables, spare_blocks, strict=True):
+            table[self.spare] = block
         self.settings = torch.zeros((max_num_seqs, 3), dtype=torch.float64, device=device)
         self.integers = torch.zeros((max_num_seqs, 3), dtype=torch.int64, device=device)
         edits = make_edits(self.tokens, vocab_size)
@@ -114,6 +122,14 @@ class SeatTable:
             self.at(row.seat).num_blocks = row.table_from + len(row.new_blocks)
         seats, columns = [row.seat for row in rows], [row.table_from for row in rows]
         write_ranges(self.block_tables, seats, columns, [row.new_blocks for row in rows])
+
+    def write_tables(self, group: int, changes: Sequence[TableChange]) -> None:
+        """Write entries of a further group's block tables, in one scatter unless a seat has several changes."""
+        while changes:
+            first_of = {change.seat: change for change in reversed(changes)}
+            seats, columns, blocks = zip(*first_of.values(), strict=True)
+            write_ranges(self.tables[group], seats, columns, blocks)
+            changes = [change for change in changes if first_of[change.seat] is not change]
 
     def write_drafts(self, rows: Sequence[Row]) -> None:
         """Write the rows' drafts after their known tokens, as inputs of the forward pass.

@@ -7,6 +7,7 @@ import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch, Paging
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
@@ -27,8 +28,8 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def make_store(specs: list[AttentionSpec]) -> KVStore:
-    store = KVStore(64, BLOCK, specs, torch.float32, DEVICE)
+def make_store(specs: list[AttentionSpec], groups: KVGroups | None = None) -> KVStore:
+    store = KVStore(64, BLOCK, specs, torch.float32, DEVICE, groups, [64] if groups else ())
     for part in store.parts:
         part.fill_(float("nan"))
     return store
@@ -72,8 +73,7 @@ def test_a_layer_takes_tables_and_slots_of_its_group(backend: str) -> None:
         pytest.skip("Triton is not installed")
     specs = [spec_of(4, 2, 16), spec_of(4, 2, 16, window=WINDOW), spec_of(4, 2, 16)]
     ours, one_group = make_backend(backend, specs), TorchAttention(specs, torch.float32)
-    store, expected_store = make_store(specs), make_store(specs)
-    store.group_of = (0, 1, 0)
+    store, expected_store = make_store(specs, KVGroups.by_window(specs, LENGTH)), make_store(specs)
     blocks = Blocks(64, BLOCK)
     full, windowed = blocks.table(LENGTH), blocks.table(LENGTH)
     for ordinary, of_window in zip(steps(full), steps(windowed), strict=True):
@@ -88,6 +88,16 @@ def test_a_layer_takes_tables_and_slots_of_its_group(backend: str) -> None:
         for got, wanted in zip(out, run(one_group, expected_store, ordinary, specs, qkvs), strict=True):
             assert_near(got, wanted)
     assert store.layer(1)[0][full].isnan().all(), "the window's layer keeps nothing in the other group's blocks"
+
+
+def test_layers_form_groups_by_their_windows() -> None:
+    full, short, long = spec_of(4, 2, 8), spec_of(4, 2, 8, window=9), spec_of(4, 2, 8, window=20)
+    assert KVGroups.by_window([long, full, short, long], 40) == KVGroups((2, 0, 1, 2), (9, 20))
+    assert KVGroups.by_window([long, full, short, long], 20) == KVGroups((0, 0, 1, 0), (9,))
+    assert KVGroups.by_window([long, short], 20) == KVGroups((0, 1), (9,))
+    assert KVGroups.by_window([long, short], 21) == KVGroups.single(2), "each layer has a window"
+    assert KVGroups.by_window([full, full], 40) == KVGroups.single(2)
+    assert KVGroups((0, 1, 0), (9,)).specs_of(0, [full, short, long]) == [full, long]
 
 
 def make_backend(name: str, specs: list[AttentionSpec]) -> AttentionBackend:

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roseinfer.attention import kv_store
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.kv_store import KVStore
 from tests.helpers.attention import spec_of, store_of
 
@@ -57,6 +58,27 @@ def test_layers_may_differ_in_heads_and_share_block_ids():
         for cache in store.layer(layer):
             assert cache.shape == (5, 4, specs[layer].kv_heads, specs[layer].head_dim)
             assert bool((cache[3, :3] == value).all()) and not cache[3, 3:].any() and not cache[0].any()
+
+
+def test_each_group_has_blocks_of_its_own():
+    full, window, other = spec_of(4, 2, 8), spec_of(4, 2, 8, window=3), spec_of(4, 1, 16, window=3)
+    specs = [full, window, full, other]
+    groups = KVGroups.by_window(specs, 100)
+    store = KVStore(5, 4, specs, torch.float32, torch.device("cpu"), groups, [7])
+    assert [part.shape[:2] for part in store.parts] == [(5, 2), (7, 1), (7, 1)]
+    assert [store.layer(layer)[0].shape[0] for layer in range(4)] == [5, 7, 5, 7]
+    assert [part.shape for part in store.blocks] == [(5, KVStore.bytes_per_block([full, full], 4, torch.float32))]
+    for layer in range(4):
+        for cache in store.layer(layer):
+            cache[1] = float(layer + 1)
+            cache[2] = float("nan")
+    store.copy_blocks(torch.tensor([1]), torch.tensor([3]), 4, group=1)
+    store.scrub(torch.tensor([2]), group=1)
+    for layer in range(4):
+        for cache in store.layer(layer):
+            mine = layer in (1, 3)
+            assert bool((cache[3] == (layer + 1 if mine else 0)).all())
+            assert bool(cache[2].isnan().any()) != mine
 
 
 class Largest(TorchDispatchMode):

@@ -246,7 +246,7 @@ class _Steps:
             self._store.data.view(torch.uint8).random_(0, 0x7F)  # any codes but NaN
         else:
             self._store.data.normal_()
-        self._seats = SeatTable(sizes.rows, each * BLOCK, BLOCK, 1000, device, spare_block=blocks)
+        self._seats = SeatTable(sizes.rows, each * BLOCK, BLOCK, 1000, device, spare_blocks=(blocks,))
         tables = self._seats.block_tables[: sizes.rows]
         tables.copy_(
             torch.randint(blocks, tables.shape, dtype=torch.int32)

@@ -4,7 +4,21 @@ from array import array
 
 import pytest
 
-from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, RowResult, StepPlan, TokenMasks
+from roseinfer.core.plan import (
+    Admission,
+    BlockCopy,
+    GroupChanges,
+    HostCopy,
+    Row,
+    RowResult,
+    SlotChange,
+    SlotCopy,
+    StateChanges,
+    StateSnapshot,
+    StepPlan,
+    TableChange,
+    TokenMasks,
+)
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.ranks.calls import Call, CallReader, CallWriter, SampledDigest
 
@@ -20,6 +34,9 @@ PLAN = StepPlan(
     (1,),
     [HostCopy(1, 2)],
     [HostCopy(3, 4)],
+    (2, 0),
+    (GroupChanges((TableChange(1, 2, (3, 4)),), (BlockCopy(5, 6, 7),)), GroupChanges()),
+    StateChanges((SlotChange(1, 8),), (SlotCopy(2, 8),), (StateSnapshot(0, 2, 9),)),
 )
 
 
@@ -29,6 +46,7 @@ def test_a_plan_is_decoded_as_it_was_sent() -> None:
     digest, plan = CallReader().submit(bytearray(message))
     assert plan == PLAN and digest == SampledDigest().digest()
     assert type(plan.rows[0]) is Row and type(plan.admitted[0].params) is SequenceParams
+    assert type(plan.groups[0].tables[0]) is TableChange and plan.states is not None
 
 
 @pytest.mark.parametrize("drafts_before", [(), (0, 7)], ids=["one mask a row", "after drafts"])

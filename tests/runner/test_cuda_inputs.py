@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.core.plan import Admission, Row
+from roseinfer.core.plan import Admission, Row, TableChange
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
@@ -41,13 +41,14 @@ class HostStaging:
 def inputs(monkeypatch: pytest.MonkeyPatch) -> CudaInputs:
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
     monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
-    seats = SeatTable(ROWS, LENGTH, BLOCK, 50, torch.device("cpu"), spare_block=SPARE_BLOCK)
+    seats = SeatTable(ROWS, LENGTH, BLOCK, 50, torch.device("cpu"), spare_blocks=(SPARE_BLOCK, SPARE_BLOCK + 1))
     params = SequenceParams(max_tokens=1)
     blocks = LENGTH // BLOCK
     for seat in range(ROWS):
         tokens = [(seat * 7 + i) % 50 for i in range(LENGTH)]
         table = tuple(range(seat * blocks, (seat + 1) * blocks))
         seats.admit([Admission(f"r{seat}", seat, tokens, LENGTH, params, 0, (), table)])
+        seats.write_tables(1, [TableChange(seat, 0, tuple(reversed(table)))])
     return CudaInputs(seats, ROWS, TOKENS)
 
 
@@ -85,7 +86,8 @@ def test_any_step_padded_to_any_bucket(inputs: CudaInputs, seed: int) -> None:
     assert batch.chunk_map.tolist() == found.tolist() + [[-1] * 4] * (CHUNKS - len(found))
     assert batch.table_rows[: len(rows)].tolist() == list(columns.seat)
     check_tokens(inputs, columns, batch)
-    assert batch.paging[0].slots[num_tokens:].eq(-1).all() and batch.positions[num_tokens:].eq(0).all()
+    assert all(paging.slots[num_tokens:].eq(-1).all() for paging in batch.paging)
+    assert batch.positions[num_tokens:].eq(0).all()
     assert staged.logits_at.tolist() == [end - 1 for end, wants in zip(ends, columns.logits, strict=True) if wants]
     sampling = [i for i, sample in enumerate(columns.sample) if sample]
     assert staged.sample_at.seats.tolist() == [columns.seat[i] for i in sampling]
@@ -99,8 +101,10 @@ def check_tokens(inputs: CudaInputs, columns: Columns, batch) -> None:
         for position in range(start, start + count):
             assert batch.positions[at] == position
             assert batch.input_ids[at] == inputs.seats.tokens[seat, position]
-            slot = int(inputs.seats.block_tables[seat, position // BLOCK]) * BLOCK + position % BLOCK
-            assert batch.paging[0].slots[at] == (slot if position >= write_from else -1)
+            for group, blocks in ((0, range(LENGTH // BLOCK)), (1, range(LENGTH // BLOCK)[::-1])):
+                block = seat * len(blocks) + blocks[position // BLOCK]
+                slot = block * BLOCK + position % BLOCK if position >= write_from else -1
+                assert batch.paging[group].slots[at] == slot
             at += 1
 
 
@@ -110,7 +114,8 @@ def test_decodes_are_padded_with_rows_of_the_spare_seat(inputs: CudaInputs, num_
     sample_at = inputs.stage_decodes(Columns.of(rows), ROWS)
     batch = inputs.decode_batch(ROWS)
     check_tokens(inputs, Columns.of(rows), batch)
-    assert batch.paging[0].slots[num_rows:].eq(SPARE_BLOCK * BLOCK).all()
+    for spare, paging in enumerate(batch.paging, SPARE_BLOCK):
+        assert paging.slots[num_rows:].eq(spare * BLOCK).all()
     assert batch.context_len.tolist() == [11 + seat for seat in range(num_rows)] + [1] * (ROWS - num_rows)
     assert batch.query_start.tolist() == list(range(ROWS + 1))
     assert sample_at.ends.tolist() == [11 + seat for seat in range(num_rows)]

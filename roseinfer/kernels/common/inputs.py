@@ -29,8 +29,11 @@ def _expand_kernel(
     layout_stride,
     pool_stride,
     tables_stride,
+    group_stride,
+    slots_stride,
     num_tokens,
     num_rows,
+    GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -46,11 +49,14 @@ def _expand_kernel(
     write_from = tl.load(at + 3 * layout_stride, mask=inside, other=0)
     position = tl.where(padding, 0, start + (index - first))
     token = tl.load(token_pool_ptr + seat * pool_stride + position, mask=inside, other=0)
-    block = tl.load(tables_ptr + seat * tables_stride + position // BLOCK_SIZE, mask=inside, other=0)
-    slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
     tl.store(input_ids_ptr + index, token.to(tl.int64), mask=inside)
     tl.store(positions_ptr + index, position.to(tl.int64), mask=inside)
-    tl.store(slots_ptr + index, tl.where(padding | (position < write_from), -1, slot), mask=inside)
+    entry = tables_ptr + seat * tables_stride + position // BLOCK_SIZE
+    for group in tl.static_range(GROUPS):
+        block = tl.load(entry + group * group_stride, mask=inside, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+        slot = tl.where(padding | (position < write_from), -1, slot)
+        tl.store(slots_ptr + group * slots_stride + index, slot, mask=inside)
     # Fields of rows.
     exists = index < num_rows
     at = layout_ptr + index
@@ -73,20 +79,23 @@ def expand_rows(
     context_len: torch.Tensor,
     query_start: torch.Tensor,
 ) -> None:
-    """Fill `input_ids`, `positions`, `slots` ([T] int64 each), `context_len` [R] and `query_start` [R + 1] (int32).
+    """Fill `input_ids`, `positions` ([T] int64 each), `slots` [G, T] int64, `context_len` [R] and `query_start` [R + 1]
+    (int32).
 
     layout: [5 or more, at least R] int32, by row of the step: seat, start (position of its first token), first (packed
     index of that token), write_from (first position whose K and V are written), count of tokens. token_rows: [T] int32,
     the row of each token, or -1 for padding, which gets position 0 of row 0's seat and slot -1. token_pool: [S, W]
-    int32, token ids by seat and position. tables: [S, B] int32, block tables by seat; block_size: a power of two.
+    int32, token ids by seat and position. tables: [G, S, B] int32, block tables by KV group and seat; block_size: a
+    power of two.
 
     A slot is block * block_size + offset, or -1 for positions below write_from. context_len is start + count, and
     query_start ends with T.
     """
     num_tokens, num_rows = token_rows.shape[0], context_len.shape[0]
     # The kernel relies on these numbers, while a slice of a buffer that is too small would silently be shorter.
-    outputs = (input_ids, positions, slots, query_start)
-    assert [len(output) for output in outputs] == [num_tokens] * 3 + [num_rows + 1], "an output has a wrong size"
+    outputs = (input_ids, positions, *slots, query_start)
+    sizes = [num_tokens] * (2 + len(tables)) + [num_rows + 1]
+    assert [len(output) for output in outputs] == sizes, "an output has a wrong size"
     _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK_TOKENS),)](
         layout,
         token_rows,
@@ -99,9 +108,12 @@ def expand_rows(
         query_start,
         layout.stride(0),
         token_pool.stride(0),
+        tables.stride(1),
         tables.stride(0),
+        slots.stride(0),
         num_tokens,
         num_rows,
+        GROUPS=len(tables),
         BLOCK_SIZE=block_size,
         BLOCK=BLOCK_TOKENS,
         num_warps=4,
@@ -127,7 +139,7 @@ def expand_rows_reference(
     seat = fields[SEAT, row]
     positions.copy_(torch.where(padding, 0, fields[START, row] + packed - fields[FIRST, row]))
     input_ids.copy_(token_pool[seat, positions])
-    place = tables[seat, positions // block_size].long() * block_size + positions % block_size
+    place = tables[:, seat, positions // block_size].long() * block_size + positions % block_size
     slots.copy_(torch.where(padding | (positions < fields[WRITE_FROM, row]), -1, place))
     context_len.copy_(fields[START] + fields[COUNT])
     query_start[:num_rows] = fields[FIRST]

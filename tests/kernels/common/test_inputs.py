@@ -3,7 +3,7 @@ import torch
 
 from roseinfer.kernels.common.inputs import expand_rows, expand_rows_reference
 
-SEATS, LENGTH = 6, 200
+SEATS, LENGTH, GROUPS = 6, 200, 2
 POISON = -(2**30)
 
 
@@ -14,7 +14,8 @@ def expand(function, rows, block_size, device, padding=0):
     generator = torch.Generator().manual_seed(5)
     pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator).to(device)
     blocks = -(-LENGTH // block_size)
-    tables = torch.randint(0, 2**31 // 16 - 1, (SEATS, blocks), dtype=torch.int32, generator=generator).to(device)
+    shape = (GROUPS, SEATS, blocks)
+    tables = torch.randint(0, 2**31 // 16 - 1, shape, dtype=torch.int32, generator=generator).to(device)
     first, fields, token_rows = 0, [], []
     for i, (seat, start, count, write_from) in enumerate(rows):
         fields.append([seat, start, first, write_from, count])
@@ -23,11 +24,11 @@ def expand(function, rows, block_size, device, padding=0):
     layout = torch.full((5, len(rows) + padding), 99, dtype=torch.int32)
     layout[:, : len(rows)] = torch.tensor(fields, dtype=torch.int32).T
     tokens = torch.tensor(token_rows, dtype=torch.int32, device=device)
-    wide = [torch.full((first + 3,), POISON, dtype=torch.int64, device=device) for _ in range(3)]
+    wide = [torch.full((*more, first + 3), POISON, dtype=torch.int64, device=device) for more in ((), (), (GROUPS,))]
     narrow = [torch.full((len(rows) + n,), POISON, dtype=torch.int32, device=device) for n in (3, 4)]
-    outputs = [w[:first] for w in wide] + [narrow[0][: len(rows)], narrow[1][: len(rows) + 1]]
+    outputs = [w[..., :first] for w in wide] + [narrow[0][: len(rows)], narrow[1][: len(rows) + 1]]
     function(layout.to(device), tokens, pool, tables, block_size, *outputs)
-    assert all((w[first:] == POISON).all() for w in wide)
+    assert all((w[..., first:] == POISON).all() for w in wide)
     assert (narrow[0][len(rows) :] == POISON).all() and (narrow[1][len(rows) + 1 :] == POISON).all()
     return outputs
 
@@ -56,10 +57,11 @@ def test_by_hand(device):
     input_ids, positions, slots, context_len, query_start = expand(expand_rows, rows, 16, device)
     generator = torch.Generator().manual_seed(5)
     pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator)
-    tables = torch.randint(0, 2**31 // 16 - 1, (SEATS, 13), dtype=torch.int32, generator=generator).long()
+    tables = torch.randint(0, 2**31 // 16 - 1, (GROUPS, SEATS, 13), dtype=torch.int32, generator=generator).long()
     assert input_ids.tolist() == [pool[3, 17], *pool[2, 15:19].tolist()]
     assert positions.tolist() == [17, 15, 16, 17, 18]
-    assert slots.tolist() == [tables[3, 1] * 16 + 1, -1, -1, tables[2, 1] * 16 + 1, tables[2, 1] * 16 + 2]
+    for found, table in zip(slots, tables, strict=True):
+        assert found.tolist() == [table[3, 1] * 16 + 1, -1, -1, table[2, 1] * 16 + 1, table[2, 1] * 16 + 2]
     assert context_len.tolist() == [18, 19] and query_start.tolist() == [0, 1, 5]
 
 

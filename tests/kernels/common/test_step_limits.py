@@ -42,14 +42,15 @@ class InputsRunner(FakeRunner):
 
     def __init__(self, limits: StepLimits) -> None:
         super().__init__(BLOCKS, BLOCK)
-        self._seats = SeatTable(SEATS, CONTEXT, BLOCK, 50, torch.device("cpu"), spare_block=BLOCKS)
+        self._seats = SeatTable(SEATS, CONTEXT, BLOCK, 50, torch.device("cpu"), spare_blocks=(BLOCKS,))
         self._inputs = CudaInputs(self._seats, limits.max_rows, limits.max_tokens)
         self._behind: dict[str, torch.Tensor] = {}
         for name in ("input_ids", "positions", "slots", "query_start", "context_len"):
             buffer = getattr(self._inputs, name)
-            wide = torch.full((len(buffer) + BEHIND,), POISON if buffer.dtype == torch.int64 else -99).to(buffer.dtype)
-            setattr(self._inputs, name, wide[: len(buffer)])
-            self._behind[name] = wide[len(buffer) :]
+            size = buffer.shape[-1]
+            wide = torch.full((size + BEHIND,), POISON if buffer.dtype == torch.int64 else -99).to(buffer.dtype)
+            setattr(self._inputs, name, wide[:size].expand_as(buffer))
+            self._behind[name] = wide[size:]
 
     def submit(self, plan: StepPlan) -> int:
         self._seats.release(plan.released)
