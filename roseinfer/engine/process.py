@@ -127,6 +127,8 @@ def _build_core(
         spare_from=facts.spare_from,
         num_host_blocks=facts.num_host_blocks,
         events=None if publisher is None else publisher.events,
+        windows=facts.windows,
+        step_tokens=facts.limits.max_tokens,
     )
     options = options_of(config.scheduler)
     estimates = Estimates.of(options, learnt, facts.experts)

@@ -36,7 +36,7 @@ from roseinfer.core.outputs import End, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
-from roseinfer.core.runner import ExpertChoice, PassThrough, Runner
+from roseinfer.core.runner import ExpertChoice, PassThrough, Runner, WindowPool
 from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
@@ -189,6 +189,8 @@ class RecordingCore:
         if scheduler.offload is not None:
             setup["num_host_blocks"] = scheduler.offload.num_blocks
             setup["load_s"], setup["store_s"] = scheduler.offload.load_s, scheduler.offload.store_s
+        if scheduler.kv.windows:
+            setup["windows"] = [WindowPool(group.window, group.num_blocks) for group in scheduler.kv.windows]
         if experts is not None:
             setup["experts"] = experts
         recorder.write({"setup": setup})

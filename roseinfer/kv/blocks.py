@@ -15,6 +15,8 @@ class BlockPool:
     be wanted again, to the head otherwise. `on_reuse(block)` is called before a new owner overwrites a block.
 
     Blocks from `spare_from` on that were never used are taken only when no other block is free.
+
+    `release_early` frees blocks whose content may be wanted again, but is the first to go.
     """
 
     def __init__(self, num_blocks: int, on_reuse: Callable[[int], None], spare_from: int | None = None) -> None:
@@ -30,6 +32,7 @@ class BlockPool:
         self._prev = [num_blocks, *range(num_blocks)]
         # The first unused spare block, which follows the tail of the used blocks; the sentinel if none is left.
         self._spare = num_blocks if spare_from is None else min(spare_from, num_blocks)
+        self._last = self._spare  # the first of the blocks that are reused last; `_spare` if there are none
 
     def take(self, count: int) -> tuple[int, ...]:
         """Return `count` blocks with one reference each. The caller has checked `num_free`."""
@@ -45,8 +48,10 @@ class BlockPool:
         self._prev[block] = sentinel
         self.num_free -= count
         self.num_taken += count
+        if self._last < sentinel and refs[self._last]:
+            self._last = block  # all blocks before it were taken as well
         if self._spare < sentinel and refs[self._spare]:
-            self._spare = block  # all blocks before it were taken as well
+            self._spare = block
         for block in taken:
             self._on_reuse(block)
         return tuple(taken)
@@ -57,6 +62,8 @@ class BlockPool:
             before, after = self._prev[block], self._next[block]
             self._next[before] = after
             self._prev[after] = before
+            if block == self._last:
+                self._last = after
             self.num_free -= 1
         self.refs[block] += 1
 
@@ -69,11 +76,27 @@ class BlockPool:
             refs = self.refs[block] - 1
             assert refs >= 0, f"block {block} released more often than it was taken"
             self.refs[block] = refs
-            if refs == 0:
-                self._insert(block, at_tail=reuse_last(block))
+            if refs != 0:
+                continue
+            if not reuse_last(block):
+                self._insert_after(self.num_blocks, block)
+                continue
+            if self._last == self._spare:
+                self._last = block
+            self._insert_after(self._prev[self._spare], block)
 
-    def _insert(self, block: int, *, at_tail: bool) -> None:
-        before = self._prev[self._spare] if at_tail else self.num_blocks
+    def release_early(self, blocks: Iterable[int]) -> None:
+        """Drop one reference of each block; blocks without references become free, in the order given. They are reused
+        after free blocks without content, and before those that `release` puts last.
+        """
+        for block in blocks:
+            refs = self.refs[block] - 1
+            assert refs >= 0, f"block {block} released more often than it was taken"
+            self.refs[block] = refs
+            if refs == 0:
+                self._insert_after(self._prev[self._last], block)
+
+    def _insert_after(self, before: int, block: int) -> None:
         after = self._next[before]
         self._next[before], self._prev[after] = block, block
         self._prev[block], self._next[block] = before, after
@@ -230,6 +253,7 @@ class PrefixIndex:
         # Number of entries removed while others followed them. A chain's tail is normally removed first. But two
         # sequences may compute the same block concurrently; then later blocks may outlive the indexed copy.
         self._holes = 0
+        self.changes = 0  # entries inserted or removed so far
         self._full: list[IndexEntry | None] = [None] * num_blocks
         self._partial: list[IndexEntry | None] = [None] * num_blocks
 
@@ -272,7 +296,7 @@ class PrefixIndex:
         for index in range(first, -(-known // size)):
             entry = chain.entry(tokens, index)
             partial = len(entry.tokens) < size
-            block = self._find(entry, self._partial if partial else self._full)
+            block = self.find(entry)
             if block is None:
                 hit = PrefixHit(index * size, tuple(blocks))
                 return Lookup(known, first, hit, last, entry.key, self._holes)
@@ -294,7 +318,9 @@ class PrefixIndex:
         held = self._partial if lookup.hit.partial else self._full
         return held[lookup.hit.blocks[-1]] is lookup.last
 
-    def _find(self, entry: IndexEntry, held: list[IndexEntry | None]) -> int | None:
+    def find(self, entry: IndexEntry) -> int | None:
+        """Return the block that holds this entry, or None."""
+        held = self._full if len(entry.tokens) == self._block_size else self._partial
         block = self._blocks.get(entry.key)
         if block is None or held[block] != entry:
             return None
@@ -305,6 +331,7 @@ class PrefixIndex:
         held = self._full if len(entry.tokens) == self._block_size else self._partial
         if held[block] is None and entry.key not in self._blocks:
             held[block] = entry
+            self.changes += 1
             self._blocks[entry.key] = block
             self._following[entry.parent] = self._following.get(entry.parent, 0) + 1
             if self._listener is not None and held is self._full:
@@ -322,6 +349,7 @@ class PrefixIndex:
             entry = held[block]
             if entry is not None and len(entry.tokens) > tokens:
                 del self._blocks[entry.key]
+                self.changes += 1
                 held[block] = None
                 self._holes += entry.key in self._following
                 following = self._following[entry.parent] - 1

@@ -1,59 +1,59 @@
 """KV cache as the scheduler sees it: sequences that match, grow, fork, register and close.
 
-Every block has at most one writer, the sequence that took it from the pool. A sequence that shares a partly filled last
-block (an exact prefix hit or a fork) *borrows* it. It reads the slots filled so far and must copy the block before its
-first append. Meanwhile the writer may append after the borrowed slots, since borrowers do not read those.
+A sequence has a block table in each KV group (`kv/group.py`). The first group keeps all of its tokens. Window groups
+(`kv/window.py`) keep those that later tokens see. Their tables grow together, and a prefix hit is the longest one that
+every group can continue.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy, HostCopy
+from roseinfer.core.runner import WindowPool
 from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
 from roseinfer.kv.events import CPU, GPU, KvEvents
+from roseinfer.kv.group import AUDIT_PIECE_BLOCKS, BlockGroup, BlockTable, Growth
 from roseinfer.kv.host import HostCache
+from roseinfer.kv.window import WindowGroup, WindowHit
 
 NO_HIT = PrefixHit()
-AUDIT_PIECE_BLOCKS = 1024  # blocks checked before an audit pauses
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Changes made by `grow`: the table now ends in `new_blocks`, from entry `table_from` on.
-
-    `copy`: copy-on-write of a borrowed tail; its source stays referenced until `copies_done`.
+@dataclass(slots=True)
+class AgreedHit:
+    """Agreement of all groups, while `lookup` was the first group's result and the others' indexes had changed as
+    often as `changes` says. `windows`: the blocks in each window group.
     """
 
-    table_from: int
-    new_blocks: tuple[int, ...]
-    copy: BlockCopy | None = None
+    lookup: Lookup
+    changes: tuple[int, ...]
+    hit: PrefixHit
+    windows: tuple[WindowHit, ...]
 
 
 @dataclass(slots=True)
 class SequenceKv:
-    """Blocks of one sequence.
+    """Block tables of one sequence, in the first group and in each window group.
 
-    `tail_borrowed`: the last block is partly filled and must not be written; `tail_tokens` of its slots may be read.
-    `registered`: number of full blocks offered to the prefix index. `lookup`: last result there; `host_lookup`: last
-    result for the following blocks in host memory.
+    `lookup`: last result in the first group's prefix index; `host_lookup`: last result for the following blocks in host
+    memory; `agreed`: last agreement of the groups. `wanted`: positions at which other sequences may continue.
     """
 
     chain: Chain
-    blocks: list[int] = field(default_factory=list)
-    tail_borrowed: bool = False
-    tail_tokens: int = 0
-    registered: int = 0
-    partial_registered: bool = False
+    table: BlockTable
+    windows: tuple[BlockTable, ...]
     lookup: Lookup | None = None
     host_lookup: Lookup | None = None
+    agreed: AgreedHit | None = None
+    wanted: tuple[int, ...] = ()
 
 
 class KvManager:
-    """Block tables of all live sequences over one `BlockPool`, with prefix cache and copy-on-write.
+    """Block tables of all live sequences, with prefix cache and copy-on-write.
 
     All calls are O(blocks touched). Misuse (an unknown sequence, growth without room) asserts. When blocks run out,
-    calls return None.
+    calls return None. Numbers of blocks, tables and hits are the first group's, if nothing else is said.
     """
 
     def __init__(
@@ -66,20 +66,24 @@ class KvManager:
         num_host_blocks: int = 0,
         digest: Digest = sha256,
         events: KvEvents | None = None,
+        windows: Sequence[WindowPool] = (),
+        step_tokens: int = 0,
     ) -> None:
         """spare_from: blocks from there on are used only when no older block is free. num_host_blocks: blocks in host
         memory; `host` is their `HostCache`, or None without them or a prefix cache. events: collects which blocks are
-        matchable.
+        matchable. windows: pools of the window groups. step_tokens: most tokens of a row, if there are any.
         """
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
+        if windows and num_host_blocks:
+            raise ValueError("blocks in host memory hold the K/V of all layers, so there can be no window groups")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
-        self.index = PrefixIndex(num_blocks, block_size, digest, None if events is None else events.of(GPU))
-        self.pool = BlockPool(num_blocks, self.index.remove, spare_from)
+        listener = None if events is None else events.of(GPU)
+        self._first = BlockGroup(num_blocks, block_size, spare_from=spare_from, digest=digest, listener=listener)
+        self.windows = tuple(WindowGroup(pool, block_size, step_tokens, digest) for pool in windows)
         self._sequences: dict[str, SequenceKv] = {}
-        self._pinned: list[int] = []
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
             listener = None if events is None else events.of(CPU)
@@ -87,8 +91,16 @@ class KvManager:
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property
+    def pool(self) -> BlockPool:
+        return self._first.pool
+
+    @property
+    def index(self) -> PrefixIndex:
+        return self._first.index
+
+    @property
     def num_free(self) -> int:
-        return self.pool.num_free
+        return self._first.pool.num_free
 
     @property
     def max_tokens(self) -> int:
@@ -101,12 +113,17 @@ class KvManager:
     def capacity(self, sequence_id: str) -> int:
         """Return the number of positions that can be written without growing."""
         seq = self._sequences[sequence_id]
-        if seq.tail_borrowed:
-            return (len(seq.blocks) - 1) * self.block_size + seq.tail_tokens
-        return len(seq.blocks) * self.block_size
+        capacity = self._first.capacity(seq.table)
+        for group, table in zip(self.windows, seq.windows, strict=True):
+            capacity = min(capacity, group.capacity(table))
+        return capacity
 
     def table(self, sequence_id: str) -> tuple[int, ...]:
-        return tuple(self._sequences[sequence_id].blocks)
+        return tuple(self._sequences[sequence_id].table.blocks)
+
+    def window_tables(self, sequence_id: str) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the sequence's table in each window group: its first entry that is held, and the blocks from there."""
+        return [(table.gone, tuple(table.held)) for table in self._sequences[sequence_id].windows]
 
     # --- life of a sequence -------------------------------------------------------------------------------------
     def open(self, sequence_id: str, cache_salt: str = "", keys: Sequence[bytes] = ()) -> None:
@@ -114,7 +131,8 @@ class KvManager:
         assert sequence_id not in self._sequences, f"sequence {sequence_id!r} is open already"
         chain = self.index.chain(cache_salt)
         chain.keys += keys
-        self._sequences[sequence_id] = SequenceKv(chain)
+        windows = tuple([BlockTable() for _ in self.windows])
+        self._sequences[sequence_id] = SequenceKv(chain, BlockTable(), windows)
 
     def split_keys(self, packed: bytes, prompt_len: int) -> list[bytes]:
         """Split the concatenated keys of a prompt's full blocks. Return none if this cache does not use them.
@@ -136,19 +154,37 @@ class KvManager:
             return NO_HIT
         seq = self._sequences[sequence_id]
         seq.lookup = self.index.look_up(seq.chain, tokens, seq.lookup)
-        return seq.lookup.hit
+        return self._agree(seq, seq.lookup, tokens) if self.windows else seq.lookup.hit
+
+    def _agree(self, seq: SequenceKv, lookup: Lookup, tokens: Sequence[int]) -> PrefixHit:
+        """Return the longest part of the first group's hit that every group can continue."""
+        changes = tuple([group.index.changes for group in self.windows])
+        agreed = seq.agreed
+        if agreed is not None and agreed.lookup is lookup and agreed.changes == changes:
+            return agreed.hit
+        hit = lookup.hit
+        upto, before = hit.tokens, -1
+        while upto != before:
+            before = upto
+            for group in self.windows:
+                upto = group.longest(seq.chain, tokens, upto)
+        if upto != hit.tokens:
+            hit = PrefixHit(upto, hit.blocks[: upto // self.block_size])
+        windows = tuple([group.window_before(seq.chain, tokens, upto) for group in self.windows])
+        seq.agreed = AgreedHit(lookup, changes, hit, windows)
+        return hit
 
     def attach(self, sequence_id: str, hit: PrefixHit) -> None:
-        """Give an empty sequence the blocks of a hit, shared with their other holders."""
+        """Give an empty sequence the blocks of a hit that `match` has just returned; their other holders share them."""
         seq = self._sequences[sequence_id]
-        assert not seq.blocks, "only an empty sequence can attach a hit"
-        for block in hit.blocks:
-            self.pool.share(block)
-        seq.blocks = list(hit.blocks)
-        seq.tail_borrowed = hit.partial
-        seq.tail_tokens = hit.tokens % self.block_size if hit.partial else 0
-        seq.registered = hit.tokens // self.block_size
-        seq.partial_registered = hit.partial
+        self._first.attach(seq.table, hit.blocks, hit.tokens)
+        agreed = seq.agreed
+        if agreed is None:
+            return  # nothing was looked for, or there is one group
+        assert agreed.hit is hit, "the hit is the last that the groups agreed on"
+        for group, table, found in zip(self.windows, seq.windows, agreed.windows, strict=True):
+            group.attach(table, found.blocks, hit.tokens, found.first)
+        seq.wanted = (hit.tokens, agreed.lookup.hit.tokens)
 
     def match_host(self, sequence_id: str, tokens: Sequence[int], hit: PrefixHit) -> tuple[int, ...]:
         """Return the host blocks that follow a hit that `match` has just returned, full blocks only.
@@ -166,148 +202,151 @@ class KvManager:
         The caller has checked `num_free` and ends the loads with `host.finish_loads` or `host.cancel_loads`. The blocks
         must not be read before.
         """
-        seq = self._sequences[sequence_id]
-        assert self.host is not None and not seq.tail_borrowed, "only full blocks are loaded"
+        table = self._sequences[sequence_id].table
+        assert self.host is not None and not table.tail_borrowed, "only full blocks are loaded"
         blocks = self.pool.take(len(host_blocks))
-        seq.blocks.extend(blocks)
+        table.blocks.extend(blocks)
         return self.host.begin_loads(host_blocks, blocks)
 
-    def fork(self, parent_id: str, child_id: str, tokens: int) -> None:
-        """Give an empty sequence the parent's first `tokens` tokens, whose K/V the parent has computed."""
+    def can_fork(self, parent_id: str, tokens: int) -> bool:
+        """True if the parent still holds all that a continuation after its first `tokens` tokens needs."""
         parent = self._sequences[parent_id]
-        shared = self.blocks_for(tokens)
-        assert shared <= len(parent.blocks), "the parent does not hold that many tokens"
-        hit = PrefixHit(tokens, tuple(parent.blocks[:shared]), partial=tokens % self.block_size != 0)
-        self.attach(child_id, hit)
-        self._sequences[child_id].chain.share(parent.chain, tokens // self.block_size)
-        self._sequences[child_id].partial_registered = False
+        pairs = zip(self.windows, parent.windows, strict=True)
+        return all(table.gone <= group.first_needed(tokens) for group, table in pairs)
 
+    def fork(self, parent_id: str, child_id: str, tokens: int) -> None:
+        """Give an empty sequence the parent's first `tokens` tokens, whose K/V the parent has computed.
+
+        The caller has checked `can_fork`.
+        """
+        parent, child = self._sequences[parent_id], self._sequences[child_id]
+        shared = self.blocks_for(tokens)
+        assert shared <= len(parent.table.blocks), "the parent does not hold that many tokens"
+        self._first.attach(child.table, parent.table.blocks[:shared], tokens)
+        child.table.partial_registered = False
+        for group, mine, table in zip(self.windows, child.windows, parent.windows, strict=True):
+            first = group.first_needed(tokens)
+            group.attach(mine, table.blocks[first:shared], tokens, first)
+            mine.partial_registered = False
+        child.chain.share(parent.chain, tokens // self.block_size)
+
+    # --- room ---------------------------------------------------------------------------------------------------
     def growth_cost(self, sequence_id: str, upto: int) -> int:
-        """Return the blocks that `grow` would take from the pool."""
+        """Return the blocks that `grow` would take from the first pool."""
+        return self._first.growth_cost(self._sequences[sequence_id].table, upto)
+
+    def has_room(self, sequence_id: str, upto: int, reserve: int = 0) -> bool:
+        """True if the free blocks, less `reserve` in the first pool, hold all that the sequence takes until it has
+        computed `upto` tokens. A window group needs less if that takes several steps.
+        """
         seq = self._sequences[sequence_id]
-        return max(0, self.blocks_for(upto) - len(seq.blocks)) + self._must_copy(seq, upto)
+        if self._first.growth_cost(seq.table, upto) + reserve > self.num_free:
+            return False
+        pairs = zip(self.windows, seq.windows, strict=True)
+        return all(group.most_growth(table, upto) <= group.pool.num_free for group, table in pairs)
+
+    def has_room_after(self, sequence_id: str, upto: int, leaving: Sequence[str], stored: int) -> bool:
+        """True if `grow` could succeed when the sequences `leaving` have released their blocks, and `stored` more
+        became free in the first pool. Some blocks are shared, so it may fail even then.
+        """
+        seq, gone = self._sequences[sequence_id], [self._sequences[name] for name in leaving]
+        to_come = stored + sum(len(other.table.blocks) for other in gone)
+        if self._first.growth_cost(seq.table, upto) > self.num_free + to_come:
+            return False
+        for number, (group, table) in enumerate(zip(self.windows, seq.windows, strict=True)):
+            to_come = sum(len(other.windows[number].held) for other in gone)
+            if group.growth_cost(table, upto) > group.pool.num_free + to_come:
+                return False
+        return True
 
     def grow(self, sequence_id: str, upto: int) -> Growth | None:
         """Make positions below `upto` writable. Return None and change nothing if there are not enough free blocks."""
         seq = self._sequences[sequence_id]
-        must_copy = self._must_copy(seq, upto)
-        count = max(0, self.blocks_for(upto) - len(seq.blocks))
-        if count + must_copy > self.pool.num_free:
-            if not (must_copy and count <= self.pool.num_free and self._take_over(seq)):
-                return None
-            must_copy = False
-        return self._extend(seq, self.pool.take(count + must_copy), must_copy)
+        if not self._first.can_grow(seq.table, upto):
+            return None
+        pairs = tuple(zip(self.windows, seq.windows, strict=True))
+        if not all(group.can_grow(table, upto) for group, table in pairs):
+            return None
+        growth = self._first.grow(seq.table, upto)
+        if pairs:
+            growth = replace(growth, windows=tuple(group.grow(table, upto) for group, table in pairs))
+        return growth
 
     def grow_many(self, wants: Sequence[tuple[str, int]]) -> list[Growth] | None:
-        """Run `grow` for a whole batch of (sequence, upto), all or nothing, with one access to the pool."""
+        """Run `grow` for a whole batch of (sequence, upto), all or nothing, with one access to each pool."""
         sequences = [self._sequences[sequence_id] for sequence_id, _ in wants]
-        copies = [self._must_copy(seq, upto) for seq, (_, upto) in zip(sequences, wants, strict=True)]
-        counts = [
-            max(0, self.blocks_for(upto) - len(seq.blocks)) + copy
-            for seq, copy, (_, upto) in zip(sequences, copies, wants, strict=True)
-        ]
-        total = sum(counts)
-        if total > self.pool.num_free:
+        uptos = [upto for _, upto in wants]
+        costs = [self._first.growth_cost(seq.table, upto) for seq, upto in zip(sequences, uptos, strict=True)]
+        if sum(costs) > self.num_free:
             return None
-        blocks, used, grown = self.pool.take(total), 0, []
-        for seq, copy, count in zip(sequences, copies, counts, strict=True):
-            grown.append(self._extend(seq, blocks[used : used + count], copy))
-            used += count
-        return grown
+        in_windows = [
+            [group.growth_cost(seq.windows[number], upto) for seq, upto in zip(sequences, uptos, strict=True)]
+            for number, group in enumerate(self.windows)
+        ]
+        if any(sum(of) > group.pool.num_free for group, of in zip(self.windows, in_windows, strict=True)):
+            return None
+        grown = _extend_all(self._first, [seq.table for seq in sequences], uptos, costs)
+        if not self.windows:
+            return grown
+        further = [
+            _extend_all(group, [seq.windows[number] for seq in sequences], uptos, in_windows[number])
+            for number, group in enumerate(self.windows)
+        ]
+        return [replace(growth, windows=same) for growth, *same in zip(grown, *further, strict=True)]
 
     def undo(self, sequence_id: str, growth: Growth) -> None:
         """Revert a `grow` that no submitted step has seen."""
         seq = self._sequences[sequence_id]
-        assert tuple(seq.blocks[growth.table_from :]) == growth.new_blocks, "only the newest growth can be undone"
-        del seq.blocks[growth.table_from :]
-        if growth.copy is not None:
-            self._pinned.remove(growth.copy.src)
-            seq.blocks.append(growth.copy.src)
-            seq.tail_borrowed, seq.tail_tokens = True, growth.copy.tokens
-        self._release(reversed(growth.new_blocks))
+        self._first.undo(seq.table, growth)
+        for group, table, of in zip(self.windows, seq.windows, growth.windows, strict=True):
+            group.undo(table, of)
 
-    def copies_done(self, copies: Iterable[BlockCopy]) -> None:
-        """Release the sources of these copies, whose step is complete."""
-        for copy in copies:
-            self._pinned.remove(copy.src)
-            self._release((copy.src,))
+    def copies_done(self, copies: Iterable[BlockCopy], windows: Sequence[Iterable[BlockCopy]] = ()) -> None:
+        """Release the sources of these copies, whose step is complete. windows: of each window group; empty = none."""
+        self._first.copies_done(copies)
+        for group, of in zip(self.windows, windows, strict=False):
+            group.copies_done(of)
 
+    # --- computed tokens ----------------------------------------------------------------------------------------
     def register(self, sequence_id: str, tokens: Sequence[int], computed: int, prompt_len: int) -> None:
-        """Offer computed blocks to the prefix index: full blocks, and the partly filled last block of the prompt.
+        """Offer computed blocks to the prefix index, and release those that have left a window.
 
-        `tokens`: the sequence's known tokens. The K/V of the first `computed` is in the cache.
+        `tokens`: the sequence's known tokens. The K/V of the first `computed` is in the cache, and no later row begins
+        before them.
         """
-        if not self.prefix_caching:
-            return
         seq = self._sequences[sequence_id]
-        full = computed // self.block_size
-        if computed >= prompt_len and not seq.partial_registered:
-            seq.partial_registered = True
-            self._register_prompt_tail(seq, tokens, prompt_len)
-        for index in range(seq.registered, full):
-            self.index.insert(seq.blocks[index], seq.chain.entry(tokens, index))
-        seq.registered = max(seq.registered, full)
+        if self.prefix_caching:
+            self._first.register(seq.table, seq.chain, tokens, computed, prompt_len)
+        for group, table in zip(self.windows, seq.windows, strict=True):
+            if self.prefix_caching:
+                group.register(table, seq.chain, tokens, computed, prompt_len)
+            group.leave(table, computed, (*seq.wanted, prompt_len))
 
     def invalidate(self, sequence_id: str) -> None:
         """Prevent matches of the sequence's blocks, because it failed."""
-        blocks = self._sequences[sequence_id].blocks
+        seq = self._sequences[sequence_id]
+        blocks = seq.table.blocks
         if self.host is not None:
             held = map(self.index.full_entry, blocks)
             self.host.invalidate(entry.key for entry in held if entry is not None)
         for block in blocks:
             self.index.remove(block)
+        for group, table in zip(self.windows, seq.windows, strict=True):
+            group.invalidate(table, seq.chain)
 
     def release(self, sequence_id: str) -> None:
         """Release all blocks of a sequence, which stays open."""
         seq = self._sequences[sequence_id]
-        # The tail is freed first, so that the head of a chain, which more prompts share, is reused last.
-        self._release(reversed(seq.blocks))
-        seq.blocks = []
-        seq.tail_borrowed, seq.tail_tokens, seq.registered, seq.partial_registered = False, 0, 0, False
+        self._first.release(seq.table)
+        for group, table in zip(self.windows, seq.windows, strict=True):
+            group.release(table)
 
     def close(self, sequence_id: str) -> None:
         """Remove a sequence. Its blocks stay matchable until they are reused."""
         self.release(sequence_id)
         del self._sequences[sequence_id]
 
-    # --- inside -------------------------------------------------------------------------------------------------
-    def _must_copy(self, seq: SequenceKv, upto: int) -> bool:
-        if not seq.tail_borrowed:
-            return False
-        return upto > (len(seq.blocks) - 1) * self.block_size + seq.tail_tokens
-
-    def _take_over(self, seq: SequenceKv) -> bool:
-        """Let the only reader of a borrowed tail become its writer, when no block is left to copy to.
-
-        The block's content after our tokens is then no longer matchable.
-        """
-        block = seq.blocks[-1]
-        if self.pool.refs[block] != 1:
-            return False
-        self.index.remove_beyond(block, seq.tail_tokens)
-        seq.tail_borrowed, seq.tail_tokens = False, 0
-        return True
-
-    def _extend(self, seq: SequenceKv, new_blocks: tuple[int, ...], must_copy: bool) -> Growth:
-        copy = None
-        if must_copy:
-            src = seq.blocks.pop()
-            copy = BlockCopy(src, new_blocks[0], seq.tail_tokens)
-            self._pinned.append(src)  # our reference to the source becomes the copy's
-            seq.tail_borrowed, seq.tail_tokens = False, 0
-        table_from = len(seq.blocks)
-        seq.blocks.extend(new_blocks)
-        return Growth(table_from, new_blocks, copy)
-
-    def _register_prompt_tail(self, seq: SequenceKv, tokens: Sequence[int], prompt_len: int) -> None:
-        index = prompt_len // self.block_size
-        if prompt_len % self.block_size == 0:
-            return
-        self.index.insert(seq.blocks[index], seq.chain.entry(tokens[:prompt_len], index))
-
-    def _release(self, blocks: Iterable[int]) -> None:
-        self.pool.release(blocks, self.index.holds)
-
+    # --- checks -------------------------------------------------------------------------------------------------
     def check_integrity(self) -> None:
         """Raise AssertionError unless free + owned = total and every reference has exactly one owner."""
         for _ in self.audit():
@@ -317,31 +356,22 @@ class KvManager:
         """Run `check_integrity` in pieces of some 1,000 blocks, a millisecond or two each. The cache must not change
         meanwhile.
         """
-        owners = [0] * self.num_blocks
-        writers: dict[int, str] = {}
-        looked_at = 0
-        for sequence_id, seq in self._sequences.items():
-            for block in seq.blocks:
-                owners[block] += 1
-            assert len(set(seq.blocks)) == len(seq.blocks), f"{sequence_id!r} holds a block twice"
-            if seq.blocks and not seq.tail_borrowed and seq.registered < len(seq.blocks):
-                tail = seq.blocks[-1]
-                assert tail not in writers, f"{sequence_id!r} and {writers[tail]!r} both write block {tail}"
-                writers[tail] = sequence_id
-            looked_at += len(seq.blocks)
-            if looked_at >= AUDIT_PIECE_BLOCKS:
-                looked_at = 0
-                yield
-        for block in (*self._pinned, *(self.host.referenced_blocks() if self.host is not None else ())):
-            owners[block] += 1
-        assert owners == self.pool.refs, "reference counts and owners disagree"
-        free = 0
-        for block in self.pool.walk_free():
-            assert owners[block] == 0, "an owned block is in the free list"
-            free += 1
-            if free % AUDIT_PIECE_BLOCKS == 0:
-                yield
-        assert free == self.pool.num_free == owners.count(0), "free + owned != total"
-        yield from self.index.audit(AUDIT_PIECE_BLOCKS)
+        copied = self.host.referenced_blocks() if self.host is not None else ()
+        yield from self._first.audit(((name, seq.table) for name, seq in self._sequences.items()), copied)
+        for number, group in enumerate(self.windows):
+            yield from group.audit((name, seq.windows[number]) for name, seq in self._sequences.items())
+        for name, seq in self._sequences.items():
+            assert all(len(table.blocks) == len(seq.table.blocks) for table in seq.windows), f"tables of {name!r}"
         if self.host is not None:
             yield from self.host.audit(AUDIT_PIECE_BLOCKS)
+
+
+def _extend_all(
+    group: BlockGroup, tables: Sequence[BlockTable], uptos: Sequence[int], costs: Sequence[int]
+) -> list[Growth]:
+    """Extend many tables by `costs` blocks each, with one access to the pool."""
+    blocks, used, grown = group.pool.take(sum(costs)), 0, []
+    for table, upto, cost in zip(tables, uptos, costs, strict=True):
+        grown.append(group.extend(table, blocks[used : used + cost], upto))
+        used += cost
+    return grown

@@ -37,7 +37,7 @@ class RowAllocator:
                 request.capacity = self._kv.capacity(request.request_id)
                 builder.add_row(request, count, growth)
                 return
-            if self._kv.growth_cost(request.request_id, upto) <= self._kv.num_free + self._blocks_to_come():
+            if self._kv.has_room_after(request.request_id, upto, self._leaving(), self._blocks_stored()):
                 return  # enough blocks become free soon: this row waits a step
             if offload is not None and offload.reclaim(loads=True):
                 continue
@@ -45,15 +45,14 @@ class RowAllocator:
             if victim is None or not self.preempt(builder, victim) or victim is request:
                 return
 
-    def _blocks_to_come(self) -> int:
-        """Return how many blocks of preempted and ended requests become free when submitted steps end.
+    def _leaving(self) -> list[str]:
+        """Return the preempted and ended requests whose blocks become free when submitted steps end."""
+        requests = self._roster.requests.values()
+        return [r.request_id for r in requests if r.seat is not None and r.status is not Status.RUNNING]
 
-        This is an upper bound, since some blocks are shared.
-        """
-        requests, offload = self._roster.requests, self._roster.offload
-        leaving = (r for r in requests.values() if r.seat is not None and r.status is not Status.RUNNING)
-        stored = 0 if offload is None else offload.blocks_being_stored
-        return stored + sum(len(self._kv.table(r.request_id)) for r in leaving)
+    def _blocks_stored(self) -> int:
+        offload = self._roster.offload
+        return 0 if offload is None else offload.blocks_being_stored
 
     def preempt(self, builder: PlanBuilder, victim: Request) -> bool:
         """Send a running request back to the head of the queue and drop its row. Return False if it does not run."""

@@ -1,10 +1,11 @@
 """PlanBuilder: a step being planned. Tokens, seats and blocks of a row are taken together or not at all."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepPlan, new_row
+from roseinfer.core.plan import Admission, BlockCopy, GroupChanges, HostCopy, Row, StepPlan, TableChange, new_row
 from roseinfer.core.request import Request
-from roseinfer.kv.manager import Growth, KvManager
+from roseinfer.kv.group import Growth
+from roseinfer.kv.manager import KvManager
 
 
 class PlanBuilder:
@@ -22,6 +23,7 @@ class PlanBuilder:
         self._growths: dict[str, Growth] = {}
         self._num_drafts = 0
         self._ahead: dict[str, int] = {}
+        self._window_tables: list[list[TableChange]] = [[] for _ in kv.windows]  # of admitted requests
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self._rows
@@ -32,6 +34,12 @@ class PlanBuilder:
     @property
     def rows(self) -> list[Row]:
         return list(self._rows.values())
+
+    def admit(self, admission: Admission, windows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Seat a request. windows: its table in each window group, from an entry on."""
+        self.admitted.append(admission)
+        for changes, (first, blocks) in zip(self._window_tables, windows, strict=True):
+            changes.append(TableChange(admission.seat, first, blocks))
 
     def add_next_token(self, request: Request) -> None:
         """Add a row of one token whose blocks are there: `add_row(request, 1)`, but faster."""
@@ -113,7 +121,7 @@ class PlanBuilder:
         earlier = self._growths.get(name)
         if earlier is not None:
             assert growth.copy is None, "a request that has grown borrows no block"
-            growth = Growth(earlier.table_from, earlier.new_blocks + growth.new_blocks, earlier.copy)
+            growth = _joined(earlier, growth)
         self._growths[name] = growth
         self._rows[name] = self._rows[name]._replace(table_from=growth.table_from, new_blocks=growth.new_blocks)
 
@@ -150,4 +158,24 @@ class PlanBuilder:
             loads=self.loads,
             stores=self.stores,
             ahead=tuple(self._ahead.get(row.request_id, 0) for row in rows) if self._ahead else (),
+            groups=self._groups(),
         )
+
+    def _groups(self) -> tuple[GroupChanges, ...]:
+        """Return the changes in each window group; nothing if no table changes."""
+        if not self._window_tables or not (self.admitted or self._growths):
+            return ()
+        grown = [(self._rows[name].seat, growth.windows) for name, growth in self._growths.items()]
+        groups = []
+        for number, tables in enumerate(self._window_tables):
+            here = [(seat, windows[number]) for seat, windows in grown]
+            tables += [TableChange(seat, growth.table_from, growth.new_blocks) for seat, growth in here]
+            copies = [growth.copy for _, growth in here if growth.copy is not None]
+            groups.append(GroupChanges(tuple(tables), tuple(copies)))
+        return tuple(groups)
+
+
+def _joined(first: Growth, second: Growth) -> Growth:
+    """Return two growths of one sequence as one."""
+    windows = tuple(_joined(*pair) for pair in zip(first.windows, second.windows, strict=True))
+    return Growth(first.table_from, first.new_blocks + second.new_blocks, first.copy, windows)

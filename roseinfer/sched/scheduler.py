@@ -312,8 +312,8 @@ class Scheduler:
         """Apply a completed step. Results of requests that ended meanwhile are dropped here, and only here."""
         assert plan.step == result.step and len(plan.rows) == len(result.rows), "a result belongs to one plan"
         outputs: list[SequenceOutput] = []
-        if plan.copies:
-            self.kv.copies_done(plan.copies)
+        if plan.copies or plan.groups:
+            self.kv.copies_done(plan.copies, [group.copies for group in plan.groups])
         requests, running = self.roster.requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
         extra_tokens, prompt_tokens = 0, self._prompt_tokens  # beyond one for each output; before this step

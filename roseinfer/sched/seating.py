@@ -142,7 +142,9 @@ class Seating:
         # Don't fork from a parent that has ended: it may have failed, and then its blocks may be wrong.
         if parent is not None and (parent.seat is None or parent.status is Status.FINISHED):
             parent = None
-        if parent is not None and parent.computed >= request.prompt_len and request.num_outputs == 0:
+        prompt_len = request.prompt_len
+        computed = parent is not None and parent.computed >= prompt_len and request.num_outputs == 0
+        if parent is not None and computed and self._kv.can_fork(parent.request_id, prompt_len):
             self._kv.fork(parent.request_id, request.request_id, request.prompt_len)
             return request.prompt_len
         hit: PrefixHit = self._kv.match(request.request_id, request.tokens)
@@ -165,8 +167,8 @@ class Seating:
     def _has_room(self, builder: PlanBuilder, request_id: str, known: int) -> bool:
         """True if there are blocks for all known tokens of a request that has attached its cached prefix."""
         offload, others = self._roster.offload, self._roster.running or len(builder)
-        wanted = self._kv.growth_cost(request_id, known) + (self.reserve if others else 0)
-        while wanted > self._kv.num_free:
+        reserve = self.reserve if others else 0
+        while not self._kv.has_room(request_id, known, reserve):
             if offload is None or not offload.reclaim():
                 return False
         return True
@@ -174,7 +176,7 @@ class Seating:
     def _seat(self, builder: PlanBuilder, request: Request, start: int, cached: int, count: int) -> None:
         """Give a request a seat and a first row of `count` tokens from position `start`."""
         request_id = request.request_id
-        table = self._kv.table(request_id)
+        table, windows = self._kv.table(request_id), self._kv.window_tables(request_id)
         growth = self._kv.grow(request_id, start + count) if start + count > cached else None
         request.capacity = self._kv.capacity(request_id)
         request.seat = self._roster.free_seats.pop()
@@ -182,19 +184,18 @@ class Seating:
             request.cached_tokens = min(cached, len(request.tokens) - 1)
         request.computed = request.planned = request.rowless = start
         request.write_from = cached
-        builder.admitted.append(
-            Admission(
-                request_id,
-                request.seat,
-                list(request.tokens),
-                request.prompt_len,
-                request.params,
-                request.seed,
-                tuple(sorted(request.stop_ids)),
-                table,
-                request.pooling,
-            )
+        admission = Admission(
+            request_id,
+            request.seat,
+            list(request.tokens),
+            request.prompt_len,
+            request.params,
+            request.seed,
+            tuple(sorted(request.stop_ids)),
+            table,
+            request.pooling,
         )
+        builder.admit(admission, windows)
         builder.add_row(request, count, growth)
 
     # --- cached and loadable prefixes ---------------------------------------------------------------------------

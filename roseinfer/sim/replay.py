@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
-from roseinfer.core.runner import Capabilities, ExpertChoice
+from roseinfer.core.runner import Capabilities, ExpertChoice, WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -47,6 +47,7 @@ class RecordedConfig:
     load_s: float = 0.0
     store_s: float = 0.0
     experts: ExpertChoice | None = None
+    windows: tuple[WindowPool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +291,8 @@ def replay(
         setup.block_size,
         prefix_caching=setup.prefix_caching,
         num_host_blocks=setup.num_host_blocks,
+        windows=setup.windows,
+        step_tokens=limits.max_tokens,
     )
     options = options_of(scheduler)
     estimates = estimates or Estimates.of(options, experts=setup.experts)

@@ -6,6 +6,7 @@ from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.request import Prompt, RequestMeta
+from roseinfer.core.runner import WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guide import GuideFactory
@@ -43,19 +44,28 @@ def make_core(
     offloading: OffloadCosts | None = None,
     digest: Digest = sha256,
     pooling: PoolingInfo | None = None,
+    windows: tuple[WindowPool, ...] = (),
     **scheduler: object,
 ) -> EngineCore:
     """Make a core. `drafter`: all that it proposes is verified. With blocks in host memory, all stored blocks are
     loaded, unless `offloading` sets their costs.
     """
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
-    kv = KvManager(
-        num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks, digest=digest
-    )
     context = max_model_len or num_blocks * block_size
     verifies = drafter is not None or drafting is not None
     limits = StepLimits.of(config, context, config.max_num_batched_tokens if verifies else 0)
-    runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling)
+    kv = KvManager(
+        num_blocks,
+        block_size,
+        prefix_caching=prefix_caching,
+        num_host_blocks=num_host_blocks,
+        digest=digest,
+        windows=windows,
+        step_tokens=limits.max_tokens,
+    )
+    runner = runner or FakeRunner(
+        num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling, windows=windows
+    )
     runner.limits = runner.limits or limits
     if drafter is not None:
         drafting = every_draft_of(drafter)

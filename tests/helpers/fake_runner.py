@@ -9,11 +9,22 @@ fingerprints: of the last one, or of their sum if the pooling needs every positi
 
 import zlib
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from roseinfer.core.plan import (
+    Admission,
+    BlockCopy,
+    Row,
+    RowResult,
+    StepLimits,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    TokenMasks,
+)
 from roseinfer.core.pooling import PoolingInfo
-from roseinfer.core.runner import Capabilities
+from roseinfer.core.runner import Capabilities, WindowPool
 
 EMPTY = (-1, 0)
 JUNK = (-2, 0)
@@ -23,7 +34,7 @@ JUNK = (-2, 0)
 class Seat:
     admission: Admission
     tokens: list[int]
-    table: list[int]
+    tables: list[list[int]]  # in each KV group
     counts: dict[int, int] = field(default_factory=dict)
     failed: bool = False
     pooled: list[int] = field(default_factory=list)  # fingerprints that the rows so far asked for
@@ -49,12 +60,16 @@ class FakeRunner:
         fail_on_token: int | None = None,
         num_host_blocks: int = 0,
         pooling: PoolingInfo | None = None,
+        windows: tuple[WindowPool, ...] = (),
     ) -> None:
         self.pooling = pooling
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.fail_on_token = fail_on_token
         self.cache = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self.windows = [pool.window for pool in windows]
+        # The cache of each KV group: the first one's, then those of the window groups.
+        self.caches = [self.cache, *([[EMPTY] * block_size for _ in range(pool.num_blocks)] for pool in windows)]
         self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self._copied: dict[int, list[list[tuple[int, int]]]] = {}  # by step: what its loads and stores read
         self.seats: dict[int, Seat] = {}
@@ -73,19 +88,17 @@ class FakeRunner:
         for seat in plan.released:
             self.seats.pop(seat, None)
         for admission in plan.admitted:
-            seat = Seat(admission, list(admission.token_ids), list(admission.blocks))
+            tables = [list(admission.blocks), *([] for _ in self.windows)]
+            seat = Seat(admission, list(admission.token_ids), tables)
             for token in seat.tokens[admission.prompt_len :]:
                 seat.counts[token] = seat.counts.get(token, 0) + 1
             self.seats[admission.seat] = seat
-        sources, destinations = {copy.src for copy in plan.copies}, [copy.dst for copy in plan.copies]
-        assert sources.isdisjoint(destinations) and len(set(destinations)) == len(destinations)
-        held = [self.cache[copy.src][: copy.tokens] for copy in plan.copies]
-        for copy, slots in zip(plan.copies, held, strict=True):
-            self.cache[copy.dst][: copy.tokens] = slots
+        self._copy(self.cache, plan.copies)
         self._begin_host_copies(plan)
         for row in plan.rows:
             if row.new_blocks:
-                self.seats[row.seat].table[row.table_from :] = row.new_blocks
+                self.seats[row.seat].tables[0][row.table_from :] = row.new_blocks
+        self._apply_groups(plan)
         for row in plan.rows:
             if row.drafts:
                 self._take_drafts(row)
@@ -94,6 +107,23 @@ class FakeRunner:
             self._write(row)
         self._computed[plan.step] = [self._verify(row) for row in plan.rows]
         return plan.step
+
+    def _copy(self, cache: list[list[tuple[int, int]]], copies: Iterable[BlockCopy]) -> None:
+        copies = list(copies)
+        sources, destinations = {copy.src for copy in copies}, [copy.dst for copy in copies]
+        assert sources.isdisjoint(destinations) and len(set(destinations)) == len(destinations)
+        held = [cache[copy.src][: copy.tokens] for copy in copies]
+        for copy, slots in zip(copies, held, strict=True):
+            cache[copy.dst][: copy.tokens] = slots
+
+    def _apply_groups(self, plan: StepPlan) -> None:
+        assert len(plan.groups) in (0, len(self.windows))
+        for number, group in enumerate(plan.groups, start=1):
+            self._copy(self.caches[number], group.copies)
+            for change in group.tables:
+                table = self.seats[change.seat].tables[number]
+                table += [0] * (change.table_from - len(table))
+                table[change.table_from :] = change.blocks
 
     def _begin_host_copies(self, plan: StepPlan) -> None:
         """Hide what loads and stores write until the step is collected."""
@@ -133,9 +163,10 @@ class FakeRunner:
         end = row.start + row.count
         assert end <= len(seat.tokens), "an input token is not known yet"
         prints = self._prints(seat.tokens[:end])
-        for position in range(max(row.start, row.write_from), end):
-            block = seat.table[position // self.block_size]
-            self.cache[block][position % self.block_size] = (position, prints[position])
+        for cache, table in zip(self.caches, seat.tables, strict=True):
+            for position in range(max(row.start, row.write_from), end):
+                block = table[position // self.block_size]
+                cache[block][position % self.block_size] = (position, prints[position])
 
     def _take_drafts(self, row: Row) -> None:
         """Inputs behind the row's first token, as if they were known."""
@@ -150,10 +181,11 @@ class FakeRunner:
         seat = self.seats[row.seat]
         end = row.start + row.count
         prints = self._prints(seat.tokens[:end])
-        for position in range(end):
-            block = seat.table[position // self.block_size]
-            held = self.cache[block][position % self.block_size]
-            assert held == (position, prints[position]), f"{row.request_id}: position {position} holds {held}"
+        firsts = [0, *(max(0, row.start - window + 1) for window in self.windows)]
+        for cache, table, first in zip(self.caches, seat.tables, firsts, strict=True):
+            for position in range(first, end):
+                held = cache[table[position // self.block_size]][position % self.block_size]
+                assert held == (position, prints[position]), f"{row.request_id}: position {position} holds {held}"
         return prints[row.start :]
 
     def mask_space(self, lines: int) -> memoryview:

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roseinfer.kv.manager import Growth, KvManager
+from roseinfer.kv.group import Growth
+from roseinfer.kv.manager import KvManager
 from tests.helpers.cases import examples
 
 

@@ -6,7 +6,8 @@ from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.outputs import DraftRun, DraftStats, accepted_of
 from roseinfer.core.plan import Row, StepPlan, StepResult
 from roseinfer.core.request import Request, Status
-from roseinfer.kv.manager import Growth, KvManager
+from roseinfer.kv.group import Growth
+from roseinfer.kv.manager import KvManager
 from roseinfer.sched.drafting.constraints import Constraints
 from roseinfer.sched.drafting.counts import ProposerCounts
 from roseinfer.sched.drafting.head import NAME as HEAD
@@ -196,7 +197,7 @@ def _runs_of(proposal: Proposal, drafted: int) -> tuple[DraftRun, ...]:
 
 def _grow_if_free(request: Request, upto: int, kv: KvManager, reserve: int) -> Growth | None:
     """Give a request blocks for `upto` tokens if so many and `reserve` more are free. Return the change, if any."""
-    if upto <= request.capacity or kv.growth_cost(request.request_id, upto) + reserve > kv.num_free:
+    if upto <= request.capacity or not kv.has_room(request.request_id, upto, reserve):
         return None
     growth = kv.grow(request.request_id, upto)
     request.capacity = kv.capacity(request.request_id)
