@@ -55,13 +55,14 @@ class HeadTransform:
     """Transformation of one layer's projections: its attention, and what precedes it for queries and keys.
 
     norms: None if the model has none. rotary: None for learned positions. kv_scales: the checkpoint's scales for K and
-    V in FP8, or None.
+    V in FP8, or None. sinks: [heads] float32, for a layer that has them.
     """
 
     spec: AttentionSpec
     norms: HeadNorms | None = None
     rotary: Rotary | None = None
     kv_scales: KVScales | None = None
+    sinks: torch.Tensor | None = None
 
     @cached_property
     def preparation(self) -> HeadPreparation:

@@ -35,15 +35,13 @@ class AttentionSpec:
 
 
 def unsupported(specs: Sequence[AttentionSpec], *, longest_head: int | None = None) -> str | None:
-    """Return what a backend without caps and sinks lacks for these specs, as the end of a sentence; None if nothing.
+    """Return what a backend without caps lacks for these specs, as the end of a sentence; None if nothing.
 
     longest_head: the backend's largest head_dim, None for any.
     """
     for spec in specs:
         if spec.cap is not None:
             return f"it does not cap scores, and the model caps them at {spec.cap:g}"
-        if spec.sinks:
-            return "it has no attention sinks, and the model has them"
         if longest_head is not None and spec.head_dim > longest_head:
             return f"it takes heads of up to {longest_head} dimensions, and the model's have {spec.head_dim}"
     return None

@@ -1,7 +1,7 @@
 """Attention in plain PyTorch: the reference for tests of other backends, and the CPU's own backend.
 
 `begin` computes once a step what all layers share: the rows of the store to write and to gather, the masks, and the
-batch's pieces. One call of scaled_dot_product_attention (or a few) handles a piece.
+batch's pieces. One call of `Softmax.attend` (or a few) handles a piece.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from itertools import accumulate, groupby
 from typing import NamedTuple, Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
@@ -19,6 +18,7 @@ from roseinfer.attention.kv_fp8 import narrow
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
+from roseinfer.attention.softmax import Softmax
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.quant.cpu_matmul import SingleThread
@@ -64,7 +64,7 @@ class _Piece(Protocol):
 
     tokens: slice | torch.Tensor
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax) -> torch.Tensor:
         """Return the attention [t, heads, D] of the piece.
 
         layer: its index in its part of the store. q: the piece's own queries [t, heads, D]; k, v: the whole step's.
@@ -131,7 +131,7 @@ class TorchAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         q, k, v = heads.split(qkv, self._positions)
-        return self.attend(layer, q, k, v, heads.kv_scales).reshape(qkv.shape[0], -1)
+        return self.attend(layer, q, k, v, heads.kv_scales, heads.sinks).reshape(qkv.shape[0], -1)
 
     def write(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> None:
         assert self._store is not None, "begin comes before write"
@@ -142,20 +142,36 @@ class TorchAttention:
             self._plans[self._kinds[layer]].writer.write(self._store.places[layer].plane, k, v)
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_scales: KVScales | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_scales: KVScales | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write K and V [T, kv_heads, D], then attend with q [T, heads, D]; all may be strided views.
 
-        kv_scales: of a store of codes, None for 1.0. Returns [T, heads, D], possibly a strided view.
+        kv_scales: of a store of codes, None for 1.0. sinks: [heads], for a layer that has them. Returns [T, heads, D],
+        possibly a strided view.
         """
         assert self._store is not None, "begin comes before attend"
+        spec = self._specs[layer]
+        assert spec.sinks == (sinks is not None), "the layer's spec says whether it has sinks"
+        softmax = Softmax(spec.scale, sinks)
         if self._store.dtype == CODES:
-            return self._attend_codes(layer, q, k, v, kv_scales)
+            return self._attend_codes(layer, q, k, v, kv_scales, softmax)
         self._plans[self._kinds[layer]].writer.write(self._store.places[layer].plane, k, v)
-        return self._attend(layer, q, k, v)
+        return self._attend(layer, q, k, v, softmax)
 
     def _attend_codes(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: KVScales | None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scales: KVScales | None,
+        softmax: Softmax,
     ) -> torch.Tensor:
         """Attend over a store of codes. Scales are applied to queries and sums instead of gathered keys and values."""
         codes = self._write_codes(layer, k, v, scales)
@@ -164,10 +180,10 @@ class TorchAttention:
         assert widen is not None
         k, v = (widen(x, torch.empty(x.shape, dtype=self._dtype, device=x.device)) for x in codes)
         if scales is None:
-            return self._attend(layer, q, k, v)
+            return self._attend(layer, q, k, v, softmax)
         group = self._specs[layer].group
         key, value = (scale.repeat_interleave(group)[:, None] for scale in scales)
-        return (self._attend(layer, (q * key).to(q.dtype), k, v) * value).to(q.dtype)
+        return (self._attend(layer, (q * key).to(q.dtype), k, v, softmax) * value).to(q.dtype)
 
     def _write_codes(self, layer: int, k: torch.Tensor, v: torch.Tensor, scales: KVScales | None) -> list[torch.Tensor]:
         assert self._store is not None
@@ -176,15 +192,15 @@ class TorchAttention:
         self._plans[kind].writer.write(plane, *(x.view(torch.uint8) for x in codes))
         return codes
 
-    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax) -> torch.Tensor:
         assert self._store is not None
-        scale, plane = self._specs[layer].scale, self._store.places[layer].plane
+        plane = self._store.places[layer].plane
         pieces = self._plans[self._kinds[layer]].pieces
         if len(pieces) == 1:
-            return pieces[0].attend(plane, q, k, v, scale)
+            return pieces[0].attend(plane, q, k, v, softmax)
         out = q.new_empty(q.shape)
         for piece in pieces:
-            out[piece.tokens] = piece.attend(plane, q[piece.tokens], k, v, scale)
+            out[piece.tokens] = piece.attend(plane, q[piece.tokens], k, v, softmax)
         return out
 
 
@@ -228,13 +244,13 @@ class _Decoding:
             mask = torch.zeros(hidden.shape, dtype=paged.dtype, device=device)
             self._mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax) -> torch.Tensor:
         rows, heads, dim = q.shape
         with self._threads:
             keys, values = self._reader.read(layer)
             # Query heads that share a KV head are passed as several queries, so that K and V need not be repeated.
             grouped = q.view(rows, keys.shape[1], -1, dim)
-            out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scale)
+            out = softmax.attend(grouped, keys, values, self._mask)
         return out.reshape(rows, heads, dim)
 
 
@@ -245,11 +261,9 @@ class _WholePrompts:
         self._split = (len(rows), rows[0].count)
         self.tokens: slice | torch.Tensor = slice(rows[0].start, rows[-1].start + rows[-1].count)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax) -> torch.Tensor:
         keys, values = self._batched(k[self.tokens]), self._batched(v[self.tokens])
-        grouped = q.shape[1] != k.shape[1]
-        queries = self._batched(q)
-        out = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
+        out = softmax.attend(self._batched(q), keys, values, causal=True)
         return out.transpose(1, 2).reshape(q.shape)
 
     def _batched(self, x: torch.Tensor) -> torch.Tensor:
@@ -270,10 +284,9 @@ class _Chunk:
         lengths = ends if first is None else ends - first
         self._reader = ContextReader(paged, tables, first, lengths, row.seen, ragged=False)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax) -> torch.Tensor:
         keys, values = self._reader.read(layer)
         queries = q.transpose(0, 1)[None]
-        grouped = q.shape[1] != k.shape[1]
         out = q.new_empty(q.shape)
         for first in range(0, q.shape[0], _SLICE_TOKENS):
             last = min(first + _SLICE_TOKENS, q.shape[0])
@@ -281,14 +294,7 @@ class _Chunk:
             mask = self._band.mask(position, last - first)
             end = self._position + last - self._first
             visible = slice(end - mask.shape[1], end)
-            attended = scaled_dot_product_attention(
-                queries[:, :, first:last],
-                keys[:, :, visible],
-                values[:, :, visible],
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=grouped,
-            )
+            attended = softmax.attend(queries[:, :, first:last], keys[:, :, visible], values[:, :, visible], mask)
             out[first:last] = attended[0].transpose(0, 1)
         return out
 

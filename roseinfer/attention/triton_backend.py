@@ -221,9 +221,9 @@ class TritonAttention:
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if spec.skips_first:
-            self._attend_but_first(q, kv, paging, out, spec, scales)
+            self._attend_but_first(q, kv, paging, out, spec, scales, heads.sinks)
         else:
-            self._attend(layer, q, paging, out, spec, scales)
+            self._attend(layer, q, paging, out, spec, scales, heads.sinks)
         return out.view(q.shape[0], -1)
 
     def write(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> None:
@@ -241,13 +241,14 @@ class TritonAttention:
         out: torch.Tensor,
         spec: AttentionSpec,
         scales: KVScales | None,
+        sinks: torch.Tensor | None,
     ) -> None:
         """Attend in a step of decodes; see `AttentionSpec.skips_first`."""
         batch, workspace = self._batch, self._skipping[spec.window]
         assert batch is not None and batch.max_query == 1 and batch.chunk_map is None, "there are no chunks"
         plan_decode(batch.context_len, batch.num_rows, workspace)
         where = (paging.tables, batch.table_rows, batch.context_len)
-        decode_attention(q, *kv, *where, out, spec.scale, workspace, scales)
+        decode_attention(q, *kv, *where, out, spec.scale, workspace, scales, sinks)
 
     def _attend_few(
         self,
@@ -263,10 +264,10 @@ class TritonAttention:
         where, prepared, window = (*kv, paging.tables, batch.table_rows), heads.preparation, spec.window or 0
         lengths, slots, work = batch.context_len, paging.slots, self._few_workspace
         if self._few == 1:
-            decode_few(qkv, *where, lengths, slots, prepared, out, spec.scale, work, window, scales)
+            decode_few(qkv, *where, lengths, slots, prepared, out, spec.scale, work, window, scales, heads.sinks)
         else:
-            starts = batch.query_start
-            verify_few(qkv, *where, starts, lengths, slots, prepared, out, spec.scale, work, window, scales)
+            starts, scale, sinks = batch.query_start, spec.scale, heads.sinks
+            verify_few(qkv, *where, starts, lengths, slots, prepared, out, scale, work, window, scales, sinks)
         return out.view(qkv.shape[0], -1)
 
     def _attend(
@@ -277,6 +278,7 @@ class TritonAttention:
         out: torch.Tensor,
         spec: AttentionSpec,
         scales: KVScales | None,
+        sinks: torch.Tensor | None,
     ) -> None:
         batch, decode_lens, blocks = self._batch, self._lengths, self._block_map
         assert batch is not None and decode_lens is not None
@@ -285,10 +287,10 @@ class TritonAttention:
         with self._side.launch() if mixed else nullcontext():
             if blocks is not None:
                 rows = (*where, batch.query_start, batch.context_len)
-                self._attend_chunks(layer, q, rows, out, blocks, spec, scales)
+                self._attend_chunks(layer, q, rows, out, blocks, spec, scales, sinks)
         if batch.num_decodes:
             workspace = self._plans[spec.window]
-            decode_attention(q, *self._caches[layer], *where, decode_lens, out, scale, workspace, scales)
+            decode_attention(q, *self._caches[layer], *where, decode_lens, out, scale, workspace, scales, sinks)
         if mixed:
             self._side.join()
 
@@ -301,15 +303,18 @@ class TritonAttention:
         blocks: torch.Tensor,
         spec: AttentionSpec,
         scales: KVScales | None,
+        sinks: torch.Tensor | None,
     ) -> None:
         """rows: block tables, their seats, where queries begin and lengths of contexts, as the kernels take them."""
         if self._takes_bulk:
-            self._attend_in_bulk(layer, q, rows, out, blocks, spec, scales)
+            self._attend_in_bulk(layer, q, rows, out, blocks, spec, scales, sinks)
         if not self._takes_tiles:
             return
         config, window = self._prefill_config, spec.window or 0
         parts = self._parts if self._divides else None
-        prefill_attention(q, *self._caches[layer], *rows, out, blocks, spec.scale, config, window, parts, scales)
+        prefill_attention(
+            q, *self._caches[layer], *rows, out, blocks, spec.scale, config, window, parts, scales, sinks=sinks
+        )
         if self._divides:
             merge_parts(blocks, rows[2], self._parts, out)
 
@@ -322,6 +327,7 @@ class TritonAttention:
         blocks: torch.Tensor,
         spec: AttentionSpec,
         scales: KVScales | None,
+        sinks: torch.Tensor | None,
     ) -> None:
         """Attend like `_attend_chunks`, for blocks that the map gives to the copy engine."""
         block_size, wide = self._shape.block_size, self._wide
@@ -329,7 +335,8 @@ class TritonAttention:
             assert scales is not None
             widen_contexts(*self._caches[layer], scales, *rows, blocks, spec.group, wide)
             block_size = wide.page
-        prefill_bulk(q, self._pages[layer], *rows, out, blocks, spec.scale, block_size, in_order=wide is not None)
+        pages, in_order = self._pages[layer], wide is not None
+        prefill_bulk(q, pages, *rows, out, blocks, spec.scale, block_size, sinks=sinks, in_order=in_order)
 
     def _config_for(self, tokens: int) -> PrefillConfig:
         spec, shape = self._spec, self._shape
@@ -348,6 +355,7 @@ class TritonAttention:
         nothing = torch.full((1, CHUNK_FIELD_COUNT), -1, dtype=torch.int32, device=device)
         cache = (*self._caches[0], batch.paging[self._group_of[0]].tables, batch.table_rows)
         scales = self._ones if self._shape.kv_dtype == CODES else None
+        sinks = torch.zeros(spec.heads, device=device) if spec.sinks else None
         small = MAX_SMALL_STEP_TOKENS
         for workspace in self._workspaces.values():
             forms: list[tuple[int, PrefillWorkspace | None]] = [(small, None), (small + 1, None)]
@@ -357,13 +365,13 @@ class TritonAttention:
             for tokens, parts in forms:
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
                 window = workspace.window
-                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
+                prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales, sinks)
             if self._bulk:
                 rows = (*cache[2:], batch.query_start, batch.context_len)
-                self._attend_in_bulk(0, q, rows, out, nothing, spec, scales)
+                self._attend_in_bulk(0, q, rows, out, nothing, spec, scales, sinks)
         for workspace in (*self._workspaces.values(), *self._skipping.values()):
             plan_decode(batch.context_len, 0, workspace)
-            decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
+            decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales, sinks)
 
 
 def in_bulk(decodes: int, query_lens: Sequence[int], context_lens: Sequence[int]) -> bool:

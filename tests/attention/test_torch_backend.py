@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from roseinfer.attention import torch_backend
+from roseinfer.attention import softmax, torch_backend
 from roseinfer.attention.torch_backend import TorchAttention
 from tests.helpers.attention import spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
@@ -27,9 +27,14 @@ class Case:
         dtype: torch.dtype = torch.float32,
         windows: tuple[int | None, ...] = (None,) * LAYERS,
         skips_first: tuple[bool, ...] = (False,) * LAYERS,
+        sinks: bool = False,
     ) -> None:
         kinds = zip(windows, skips_first, strict=True)
-        self.specs = [spec_of(heads, kv_heads, dim, window=window, skips_first=skips) for window, skips in kinds]
+        self.specs = [
+            spec_of(heads, kv_heads, dim, window=window, skips_first=skips, sinks=sinks) for window, skips in kinds
+        ]
+        # From sinks that take nothing to such that take nearly all.
+        self.sinks = torch.linspace(-6, 9, LAYERS * heads).view(LAYERS, heads) if sinks else None
         self.heads, self.kv_heads, self.dim, self.dtype = heads, kv_heads, dim, dtype
         self.blocks = Blocks(4096 // block_size, block_size)
         self.store = store_of(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
@@ -66,7 +71,7 @@ class Case:
         attention.begin(make_batch(self.rows, self.store.block_size), self.store)
         for layer in reversed(range(LAYERS)):
             q, k, v = (self.packed(tensors, layer) for tensors in (self.queries, self.keys, self.values))
-            out = attention.attend(layer, q, k, v)
+            out = attention.attend(layer, q, k, v, None, None if self.sinks is None else self.sinks[layer])
             assert out.dtype is self.dtype and out.shape == q.shape
             expected = torch.cat([self.plain(row, layer) for row in range(len(self.rows))])
             torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
@@ -82,7 +87,10 @@ class Case:
         keys, window = torch.arange(k.shape[0]), self.specs[layer].window or 10**9
         skipped = (keys == 0) & (positions > 0) & self.specs[layer].skips_first
         scores.masked_fill_((keys > positions) | (keys <= positions - window) | skipped, float("-inf"))
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+        if self.sinks is not None:
+            sinks = self.sinks[layer].double()[:, None, None].expand(-1, row.count, 1)
+            scores = torch.cat((scores, sinks), -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : k.shape[0]], v)
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +183,22 @@ def test_a_window_across_slices_of_a_chunk() -> None:
         case.add(33, 600)
         case.add(0, 520)
         case.check(case.backend(), 1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_sinks(heads: int, kv_heads: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Decodes of ragged lengths, whole prompts and chunks, in layers with and without a window of 128."""
+    case = Case(heads, kv_heads, 16, 16, dtype=dtype, windows=(128, None, 5), sinks=True)
+    for start, count in ((0, 7), (0, 7), (0, 300), (150, 20), (3, 1), (140, 1), (399, 1), (0, 1)):
+        case.add(start, count)
+    case.check(case.backend(), tolerance)
+
+
+def test_sinks_without_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute as on devices other than CPUs, whose kernels return no denominators."""
+    monkeypatch.setattr(softmax, "FUSED_DEVICES", ())
+    test_sinks(6, 2, torch.float32, 1e-5)
 
 
 def test_layers_of_different_windows() -> None:

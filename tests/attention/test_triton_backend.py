@@ -193,6 +193,19 @@ def test_few_decodes_and_more(count, device) -> None:
         case.step([row(table, length + step, 1) for table, length in zip(tables, lengths, strict=True)])
 
 
+def test_sinks(device) -> None:
+    """Prompts, chunks and few decodes, and rows of a token with drafts, in layers with and without a window of 128."""
+    transform = head_transform(4, 2, 16, device, llama=True)
+    spec = replace(transform.spec, sinks=True)
+    transform = replace(transform, spec=spec, sinks=torch.linspace(-6, 9, 4, device=device))
+    case = Case(transform, 16, device, windows=(128, None))
+    tables = [case.table(180) for _ in range(3)]
+    case.step([row(tables[0], 0, 1), row(tables[1], 0, 150), row(tables[2], 0, 16)])
+    case.step([row(tables[0], 1, 1), row(tables[1], 150, 1), row(tables[2], 16, 20)])
+    case.step([row(tables[2], 36, 1), row(tables[0], 2, 1), row(tables[1], 151, 1)])
+    case.step([row(tables[1], 152, 4), row(tables[2], 37, 2)], short=True)
+
+
 @cases("window", [None], exhaustive=[9])
 def test_short_rows(window, device) -> None:
     """Tokens and their drafts, of which the next step computes some again, between steps of other kernels."""

@@ -36,6 +36,7 @@ def attend(case: PagedCase, workspace: DecodeWorkspace, num_rows: int | None = N
         case.scale,
         workspace,
         case.kv_scales,
+        case.sinks,
     )
     return case.out
 
@@ -51,6 +52,7 @@ def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
         case.scale,
         window,
         case.kv_scales,
+        sinks=case.sinks,
     )
 
 

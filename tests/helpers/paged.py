@@ -1,7 +1,7 @@
 """Queries over a paged KV cache drawn at random, for tests of attention kernels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -27,6 +27,12 @@ class PagedCase:
     out: torch.Tensor
     scale: float
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None
+    sinks: torch.Tensor | None = None
+
+
+def with_sinks(case: PagedCase) -> PagedCase:
+    """Return the case with sinks of which some take nothing, and some nearly all."""
+    return replace(case, sinks=torch.linspace(-6, 9, case.q.shape[1], device=case.q.device))
 
 
 def paged_case(

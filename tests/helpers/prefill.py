@@ -45,6 +45,7 @@ def attend(
         window,
         parts,
         case.kv_scales,
+        case.sinks,
     )
     if parts is not None:
         merge_parts(on_device, case.query_start, parts, case.out)
@@ -63,4 +64,5 @@ def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
         case.scale,
         window,
         case.kv_scales,
+        case.sinks,
     )

@@ -132,15 +132,16 @@ def read_few(many, fp8) -> None:
         "ROTATED": 80,
         "INTERLEAVED": fp8,
         "FP8": fp8,
+        "SINKS": fp8,
         "COMPILED": True,
         "OVERLAP": True,
     }
-    tables = ("queries_cos_sin", "keys_cos_sin", "k_scales", "v_scales", "sums", "peaks")
+    tables = ("queries_cos_sin", "keys_cos_sin", "k_scales", "v_scales", "sinks", "sums", "peaks")
     pointers = dict.fromkeys(tables, "*fp32") | {"slots": "*i64", "scale": "fp32"}
     pointers |= dict.fromkeys(("tables", "table_rows", "context_len", "query_start", "arrived"), "*i32")
     pointers |= dict.fromkeys(("k_cache", "v_cache"), "*fp8e4nv" if fp8 else "*bf16")
     pointers |= dict.fromkeys(("parts", "rows", "budget", "qkv_stride", "block_stride", "table_stride"), "i32")
-    read(few_kernel, constants if fp8 else constants | dict.fromkeys(("k_scales", "v_scales")), pointers)
+    read(few_kernel, constants if fp8 else constants | dict.fromkeys(("k_scales", "v_scales", "sinks")), pointers)
     if many:
         sizes = ("HEADS", "QUERIES", "D", "D_PAD", "TILE", "WINDOW", "OVERLAP")
         read(merge_kernel, {name: constants.get(name, 8) for name in sizes}, pointers)

@@ -12,7 +12,15 @@ import torch
 
 from roseinfer.kernels.attention.decode_config import DecodeConfig
 from roseinfer.kernels.attention.decode_forms import attend_elementwise, attend_matrix, attend_tokens
-from roseinfer.kernels.attention.paged import LOG2_E, blocks_of, gathered, no_peak, padded_dim
+from roseinfer.kernels.attention.paged import (
+    LOG2_E,
+    blocks_of,
+    gathered,
+    no_peak,
+    padded_dim,
+    softmax_reference,
+    with_sinks,
+)
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
@@ -100,6 +108,7 @@ def decode_attention(
     scale: float,
     workspace: DecodeWorkspace,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Write softmax(q K^T * scale) V over each row's first `context_len` tokens, for the rows of `plan_decode`.
 
@@ -107,7 +116,8 @@ def decode_attention(
 
     q: [R, heads, D], a query a row, rows any distance apart. k_cache, v_cache: [num_blocks, block_size, kv_heads, D],
     dense except for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]]. out: [R,
-    heads, D]. kv_scales: factors of each KV head's codes (e4m3fn), [kv_heads] float32 each.
+    heads, D]. kv_scales: factors of each KV head's codes (e4m3fn), [kv_heads] float32 each. sinks: [heads] float32, see
+    `AttentionSpec.sinks`.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -129,6 +139,7 @@ def decode_attention(
         out,
         k_scales,
         v_scales,
+        sinks,
         scale * LOG2_E,
         q.stride(0),
         k_cache.stride(0),
@@ -144,6 +155,7 @@ def decode_attention(
         SKIPS_FIRST=workspace.skips_first,
         STAGES=config.num_stages,
         FP8=kv_scales is not None,
+        SINKS=sinks is not None,
         COMPILED=q.is_cuda,
         num_warps=config.num_warps,
         **early_start.options(q.device),
@@ -162,6 +174,7 @@ def decode_attention_reference(
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
     skips_first: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`decode_attention` row by row in float32: [R, heads, D]."""
     k_scales, v_scales = kv_scales or (None, None)
@@ -172,7 +185,7 @@ def decode_attention_reference(
         k = gathered(k_cache, tables[table_row], context, q.shape[1], k_scales)[first:]
         v = gathered(v_cache, tables[table_row], context, q.shape[1], v_scales)[first:]
         scores = torch.einsum("hd,khd->hk", q[row].float(), k) * scale
-        out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
+        out[row] = torch.einsum("hk,khd->hd", softmax_reference(scores, sinks), v)
     return out
 
 
@@ -230,6 +243,7 @@ def _decode_kernel(
     out,
     k_scales,
     v_scales,
+    sinks,
     scale,
     q_stride,
     block_stride,
@@ -245,6 +259,7 @@ def _decode_kernel(
     SKIPS_FIRST: tl.constexpr,
     STAGES: tl.constexpr,
     FP8: tl.constexpr,
+    SINKS: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -298,6 +313,9 @@ def _decode_kernel(
                 q_group, k_head, v_head, table, block, hidden + tile, hidden + end, seen_from, context, scale,
                 block_stride, KV_HEADS * D, GROUP, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
             )  # fmt: skip
+        if SINKS:
+            member = tl.arange(0, peak.shape[0])
+            peak, total, acc = with_sinks(sinks, kv_head * GROUP + member, member < GROUP, tile == 0, peak, total, acc)
         if FP8:
             acc *= v_scale
         if (tile == 0) & (end == row_end):

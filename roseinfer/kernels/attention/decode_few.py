@@ -95,6 +95,7 @@ def decode_few(
     workspace: FewWorkspace,
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Apply `store_heads` and then `decode_attention` to R <= MAX_ROWS rows, with their arguments; qkv is not changed.
 
@@ -107,7 +108,8 @@ def decode_few(
     parts = min(budget, max(SHORT_ROW_PARTS, min(MAX_PARTS, budget // rows)))
     paged = k_cache, v_cache, tables, table_rows, context_len, slots
     grid = kv_heads, rows, parts
-    _launch(grid, qkv, paged, context_len, preparation, out, scale, workspace, window, kv_scales, parts, rows)
+    rest = out, scale, workspace, window, kv_scales, sinks
+    _launch(grid, qkv, paged, context_len, preparation, *rest, parts, rows)
 
 
 def verify_few(
@@ -125,6 +127,7 @@ def verify_few(
     workspace: FewWorkspace,
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Apply `store_heads` and then causal attention to R rows of up to MAX_QUERIES tokens; qkv is not changed.
 
@@ -141,7 +144,7 @@ def verify_few(
     programs = min(budget + query_tiles, query_tiles * MAX_PARTS)
     paged = k_cache, v_cache, tables, table_rows, context_len, slots
     grid = kv_heads, programs, 1
-    rest = out, scale, workspace, window, kv_scales
+    rest = out, scale, workspace, window, kv_scales, sinks
     _launch(grid, qkv, paged, query_start, preparation, *rest, 0, rows, queries, many=True)
     merge_kernel[(heads, tokens)](
         query_start,
@@ -183,6 +186,7 @@ def _launch(
     workspace: FewWorkspace,
     window: int,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None,
+    sinks: torch.Tensor | None,
     parts: int,
     rows: int,
     queries: int = 1,
@@ -208,6 +212,7 @@ def _launch(
         preparation.k_weight,
         k_scales,
         v_scales,
+        sinks,
         workspace.sums,
         workspace.peaks,
         workspace.arrived,
@@ -232,6 +237,7 @@ def _launch(
         STAGES=_STAGES,
         **preparation.options(head_dim),
         FP8=kv_scales is not None,
+        SINKS=sinks is not None,
         COMPILED=qkv.is_cuda,
         num_warps=_WARPS if heads <= _TILE_ROWS * kv_heads else 2 * _WARPS,
         **early_start.options(qkv.device),

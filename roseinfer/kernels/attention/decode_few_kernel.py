@@ -3,7 +3,7 @@
 from roseinfer.kernels.attention.decode_forms import add_tiles
 from roseinfer.kernels.attention.heads import NORM_AFTER, NORM_BEFORE, norm_scale
 from roseinfer.kernels.attention.kv_fp8 import narrow_queries, narrowed
-from roseinfer.kernels.attention.paged import blocks_of, no_peak
+from roseinfer.kernels.attention.paged import blocks_of, no_peak, with_sinks
 from roseinfer.kernels.common.triton_support import tl, triton
 
 MAX_ROWS: int = 32  # with one query each
@@ -34,6 +34,7 @@ def few_kernel(
     k_weight,
     k_scales,
     v_scales,
+    sinks,
     sums,
     peaks,
     arrived,
@@ -61,6 +62,7 @@ def few_kernel(
     ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     FP8: tl.constexpr,
+    SINKS: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -180,11 +182,13 @@ def few_kernel(
         peak, total, acc, block_stride, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
         MANY,
     )  # fmt: skip
+    head = kv_head * GROUP + member % GROUP
+    if SINKS:
+        peak, total, acc = with_sinks(sinks, head, real, part == 0, peak, total, acc)
     if FP8:
         acc *= v_scale
 
     token += index
-    head = kv_head * GROUP + member % GROUP
     mask = real[:, None] & (dim < D)[None, :]
     if parts == 1:
         target = out + (token * HEADS + head)[:, None] * D + dim[None, :]

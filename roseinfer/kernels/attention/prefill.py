@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels.attention.kv_fp8 import narrow_queries, widened_values
-from roseinfer.kernels.attention.paged import LOG2_E, gathered, no_peak, padded_dim
+from roseinfer.kernels.attention.paged import LOG2_E, gathered, no_peak, padded_dim, softmax_reference, with_sinks
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PrefillWorkspace
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
@@ -90,6 +90,7 @@ def prefill_attention(
     window: int = 0,
     workspace: PrefillWorkspace | None = None,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Write softmax(q K^T * scale) V, each query over the tokens up to its own, for the rows in `block_map`.
 
@@ -102,7 +103,8 @@ def prefill_attention(
     heads // kv_heads)`; entries with row -1 or parts `IN_BULK` are skipped. With a workspace (for tiles of
     `config.block_m`) the map may divide contexts; `merge_parts` then writes the results of divided blocks.
 
-    kv_scales: factors of each KV head's codes (e4m3fn), [kv_heads] float32 each.
+    kv_scales: factors of each KV head's codes (e4m3fn), [kv_heads] float32 each. sinks: [heads] float32, see
+    `AttentionSpec.sinks`.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -122,6 +124,7 @@ def prefill_attention(
         out if workspace is None else workspace.peaks,
         k_scales,
         v_scales,
+        sinks,
         scale * LOG2_E,
         q.stride(0),
         k_cache.stride(0),
@@ -137,6 +140,7 @@ def prefill_attention(
         DIVIDED=workspace is not None,
         STAGES=config.num_stages,
         FP8=kv_scales is not None,
+        SINKS=sinks is not None,
         COMPILED=q.is_cuda,
         num_warps=config.num_warps,
         maxnreg=config.max_registers,
@@ -160,6 +164,7 @@ def prefill_attention_reference(
     scale: float,
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`prefill_attention` for all rows, one by one in float32: [T, heads, D]."""
     k_scales, v_scales = kv_scales or (None, None)
@@ -173,7 +178,7 @@ def prefill_attention_reference(
         positions = torch.arange(context, device=q.device)
         own = positions[context - (queries.stop - queries.start) :, None]
         visible = (positions <= own) & (positions > own - (window or context))
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        weights = softmax_reference(scores.masked_fill(~visible, float("-inf")), sinks)
         out[queries] = torch.einsum("hqk,khd->qhd", weights, v)
     return out
 
@@ -196,6 +201,7 @@ def _prefill_kernel(
     peaks,
     k_scales,
     v_scales,
+    sinks,
     scale,
     q_stride,
     block_stride,
@@ -211,6 +217,7 @@ def _prefill_kernel(
     DIVIDED: tl.constexpr,
     STAGES: tl.constexpr,
     FP8: tl.constexpr,
+    SINKS: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     """Attend, in program (h, i), for KV head h and entry i of the map: a block, or with DIVIDED a part of one."""
@@ -257,6 +264,7 @@ def _prefill_kernel(
         seen_from = tl.maximum(position_of_first - WINDOW + 1, 0)
         inner = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW, 0), BLOCK_N), visible_to_all)
     begin_tile = seen_from // BLOCK_N
+    part = 0
     parts = 1
     if DIVIDED:
         part = tl.load(block_map + 4 * entry + 2)
@@ -283,6 +291,8 @@ def _prefill_kernel(
         block_stride, peak, total, acc, True, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, BLOCK_N, WINDOW, STAGES,
         FP8, COMPILED,
     )  # fmt: skip
+    if SINKS:
+        peak, total, acc = with_sinks(sinks, head, real, part == 0, peak, total, acc)
     if FP8:
         acc *= tl.load(v_scales + kv_head)
     if parts == 1:

@@ -26,6 +26,7 @@ BLOCK_M, BLOCK_N, STAGES = 128, 64, 4
 # Columns of a tile that the copy engine takes at a time: 128 bytes, which it swizzles.
 COPIED_COLUMNS = 64
 _IN_BULK: gl.constexpr = gl.constexpr(IN_BULK)
+_LOG2_E: gl.constexpr = gl.constexpr(LOG2_E)
 _TILE = gl.NVMMASharedLayout(2 * COPIED_COLUMNS, 16, 2)
 _QUERIES = gl.NVMMASharedLayout(2 * COPIED_COLUMNS, 16, 3)
 
@@ -64,14 +65,15 @@ def prefill_bulk(
     scale: float,
     block_size: int,
     programs: int | None = None,
+    sinks: torch.Tensor | None = None,
     *,
     in_order: bool = False,
 ) -> None:
     """Attend like `prefill_attention`, for blocks with parts `IN_BULK` in a map of blocks of `BLOCK_M`.
 
     q: [T, heads, D], heads dense, tokens a multiple of 8 elements apart; the other arguments as there. programs: the
-    most, one per multiprocessor; default: all. in_order: a context's pages are consecutive from the page in its blocks'
-    part of the map, and there are no block tables.
+    most, one per multiprocessor; default: all. sinks: [heads] float32. in_order: a context's pages are consecutive from
+    the page in its blocks' part of the map, and there are no block tables.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = pages.k.shape[1] // head_dim
@@ -90,6 +92,7 @@ def prefill_bulk(
         context_len,
         out,
         block_map,
+        out if sinks is None else sinks,
         items,
         scale * LOG2_E,
         tables.stride(0),
@@ -102,6 +105,7 @@ def prefill_bulk(
         BLOCK_N=BLOCK_N,
         STAGES=STAGES,
         IN_ORDER=in_order,
+        SINKS=sinks is not None,
         num_warps=4,
     )
 
@@ -212,9 +216,9 @@ def _copy(
 
 @gluon.jit
 def _attend(
-    HALF: gl.constexpr, out, query_start, context_len, block_map, items, scale, q_smem, k_smem, v_smem, full, empty,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
+    HALF: gl.constexpr, out, query_start, context_len, block_map, sinks, items, scale, q_smem, k_smem, v_smem, full,
+    empty, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Run a group of warps for its half of a block's queries. Tiles are taken from the last, masked one down."""
     ROWS: gl.constexpr = BLOCK_M // 2
@@ -278,6 +282,10 @@ def _attend(
             acc = hopper.warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
             mbarrier.arrive(empty.index(STAGES + stage), count=1)
             done += 1
+            if SINKS:
+                member = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES)) % GROUP
+                # Where a sink is so much larger that this is infinite, the result is 0.
+                total += gl.exp2(gl.load(sinks + head * GROUP + member) * _LOG2_E - peak)
             pair = gl.arange(0, ROWS, layout=SUM_ROW) + HALF * ROWS
             query = first + pair // GROUP
             at = ((begin + query).to(gl.int64) * (KV_HEADS * GROUP) + head * GROUP + pair % GROUP) * D
@@ -339,9 +347,9 @@ def _clear(values, count, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _bulk_kernel(
-    queries, k_pages, v_pages, tables, table_rows, query_start, context_len, out, block_map, items, scale, table_stride,
-    block_rows, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IN_ORDER: gl.constexpr,
+    queries, k_pages, v_pages, tables, table_rows, query_start, context_len, out, block_map, sinks, items, scale,
+    table_stride, block_rows, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IN_ORDER: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Attend in bulk. Barriers `full` and `empty`: for STAGES tiles of K, as many of V, and two blocks' queries."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -357,12 +365,12 @@ def _bulk_kernel(
     gl.warp_specialize(
         [
             (_attend, (
-                gl.constexpr(0), out, query_start, context_len, block_map, items, scale, q_smem, k_smem, v_smem, full,
-                empty, KV_HEADS, GROUP, D, BLOCK_M, BLOCK_N, STAGES,
+                gl.constexpr(0), out, query_start, context_len, block_map, sinks, items, scale, q_smem, k_smem, v_smem,
+                full, empty, KV_HEADS, GROUP, D, BLOCK_M, BLOCK_N, STAGES, SINKS,
             )),
             (_attend, (
-                gl.constexpr(1), out, query_start, context_len, block_map, items, scale, q_smem, k_smem, v_smem, full,
-                empty, KV_HEADS, GROUP, D, BLOCK_M, BLOCK_N, STAGES,
+                gl.constexpr(1), out, query_start, context_len, block_map, sinks, items, scale, q_smem, k_smem, v_smem,
+                full, empty, KV_HEADS, GROUP, D, BLOCK_M, BLOCK_N, STAGES, SINKS,
             )),
             (_copy, (
                 gl.constexpr(0), queries, k_pages, tables, table_rows, query_start, context_len, block_map, items,

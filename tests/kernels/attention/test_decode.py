@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from roseinfer.kernels.attention.decode import plan_decode
-from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, DecodeConfig, choose_decode_config
+from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
 from roseinfer.kernels.common.triton_support import cdiv
 from tests.helpers.cases import each_value
 from tests.helpers.decode import attend, decodes, reference, workspace_of
 from tests.helpers.interpreter import allow_loaded_loop_bounds
-from tests.helpers.paged import PagedCase, assert_near, paged_case
+from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
 
 TILE = 16
 BORDERS = (1, 15, 16, 17, 33, 31, 32, 64, 65)
@@ -107,6 +107,18 @@ def test_windows(form, size, device) -> None:
         workspace = workspace_of(case, config_of(form), shares, window=window)
         assert_near(attend(case, workspace), reference(case, window))
         assert not workspace.arrived.any()
+
+
+@each_value(form=[ELEMENTWISE, MATRIX, TOKENS], window=[0, 128], codes=[False, True], shares=[1, 7, 40])
+def test_sinks(form, window, codes, shares, device) -> None:
+    """A row's parts add its sinks once."""
+    heads = 2 if form == ELEMENTWISE else 8
+    if form == ELEMENTWISE and codes:
+        pytest.skip("that form takes no codes")
+    case = paged_case(decodes((1, 127, 128, 129, 300)), heads, 2, 16, 16, torch.float32, device, codes=codes)
+    case = with_sinks(case)
+    workspace = workspace_of(case, config_of(form), shares, window=window)
+    assert_near(attend(case, workspace), reference(case, window))
 
 
 @pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])

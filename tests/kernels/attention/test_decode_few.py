@@ -8,7 +8,7 @@ from roseinfer.kernels.attention.decode_few import MAX_ROWS, FewWorkspace, decod
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from tests.helpers.cases import cases
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
-from tests.helpers.paged import PagedCase, assert_near, paged_case
+from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
 
 CONTEXTS = (1, 17, 64, 65, 300)
 
@@ -48,14 +48,15 @@ class Layer:
         store_heads_reference(qkv, *heads, case.k_cache, case.v_cache, *turning, case.kv_scales)
         q = qkv[:, : self.heads * self.dim].view(case.q.shape)
         paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
-        return decode_attention_reference(q, *paged, case.scale, self.window, case.kv_scales)
+        return decode_attention_reference(q, *paged, case.scale, self.window, case.kv_scales, sinks=case.sinks)
 
     def run(self, workspace: FewWorkspace) -> torch.Tensor:
         case = self.case
         case.out.fill_(float("nan"))
         paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
         turning = self.slots, self.preparation
-        decode_few(self.qkv, *paged, *turning, case.out, case.scale, workspace, self.window, case.kv_scales)
+        rest = case.out, case.scale, workspace, self.window, case.kv_scales, case.sinks
+        decode_few(self.qkv, *paged, *turning, *rest)
         return case.out
 
 
@@ -98,6 +99,14 @@ def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, code
         torch.testing.assert_close(
             ours.float(), theirs.float(), rtol=0.14 if codes else 1e-2, atol=1e-2, equal_nan=True
         )
+
+
+@pytest.mark.parametrize(("window", "codes", "parts"), [(0, False, 1), (0, True, 4), (128, False, 4)])
+def test_sinks(window, codes, parts, device) -> None:
+    """The parts of a row add its sinks once."""
+    layer = layer_of((1, 128, 129, 300), 6, 2, 16, 16, torch.float32, device, codes=codes, llama=True, window=window)
+    layer.case = with_sinks(layer.case)
+    assert_near(layer.run(workspace_of(layer, parts)), layer.expected(), 4)
 
 
 @cases("parts", [16], exhaustive=[2])

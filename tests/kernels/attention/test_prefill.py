@@ -14,7 +14,7 @@ from roseinfer.kernels.attention.prefill import (
 )
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS, ROW
 from tests.helpers.interpreter import allow_loaded_loop_bounds
-from tests.helpers.paged import assert_near, paged_case
+from tests.helpers.paged import assert_near, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
 
 SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
@@ -71,6 +71,14 @@ def test_windows(window, block_m, block_n, block_size, device) -> None:
     """Windows narrower and wider than tiles, chunks that begin before, in and after the first window."""
     config = PrefillConfig(block_m, block_n, 4, 2)
     case = paged_case([*ROWS[:7], (70, 40)], 4, 2, 16, block_size, torch.float32, device)
+    assert_near(attend(case, config, block_map(case, config), window), reference(case, window))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks(window, device) -> None:
+    case = with_sinks(paged_case([(0, 5), (0, 140), (126, 4), (300, 20)], 6, 2, 16, 16, torch.float32, device))
+    config = PrefillConfig(32, 16, 4, 2)
     assert_near(attend(case, config, block_map(case, config), window), reference(case, window))
 
 

@@ -11,7 +11,7 @@ from roseinfer.kernels.attention.prefill import PrefillConfig
 from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS
 from roseinfer.kernels.common.gluon_support import HAS_GLUON
-from tests.helpers.paged import PagedCase, assert_near, paged_case
+from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
 from tests.helpers.prefill import block_map, reference
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -30,7 +30,7 @@ def attend(case: PagedCase, programs: int | None = None, padding: int = 0) -> to
     where = (case.tables, case.table_rows, case.query_start, case.context_len)
     pages = BulkPages.of(case.k_cache, case.v_cache)
     block_size = case.k_cache.shape[1]
-    prefill_bulk(case.q, pages, *where, case.out, blocks, case.scale, block_size, programs)
+    prefill_bulk(case.q, pages, *where, case.out, blocks, case.scale, block_size, programs, case.sinks)
     return case.out
 
 
@@ -59,14 +59,15 @@ backend = make_backend(target)
 options = backend.parse_options({"num_warps": 4})
 tools = backend.get_codegen_implementation(options), backend.get_module_map()
 kernel, names = bulk._bulk_kernel, bulk._bulk_kernel.arg_names
-for group, head_dim, block_size, in_order in ((4, 128, 16, False), (1, 64, bulk.BLOCK_N, True)):
+for group, head_dim, block_size, in_order, sinks in ((4, 128, 16, False, False), (1, 64, bulk.BLOCK_N, True, True)):
     page = f"tensordesc<bf16[{block_size}, 64],{bulk._TILE!r}>"
     queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{bulk._QUERIES!r}>"
     types = {"queries": queries, "k_pages": page, "v_pages": page, "out": "*bf16", "scale": "fp32"}
+    types |= {"sinks": "*fp32" if sinks else "*bf16"}
     types |= dict.fromkeys(("items", "table_stride", "block_rows"), "i32")
     types |= dict.fromkeys(("tables", "table_rows", "query_start", "context_len", "block_map"), "*i32")
     sizes = {"KV_HEADS": 2, "GROUP": group, "D": head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": bulk.BLOCK_M}
-    sizes |= {"BLOCK_N": bulk.BLOCK_N, "STAGES": bulk.STAGES, "IN_ORDER": in_order}
+    sizes |= {"BLOCK_N": bulk.BLOCK_N, "STAGES": bulk.STAGES, "IN_ORDER": in_order, "SINKS": sinks}
     signature = {name: types.get(name, "constexpr") for name in names}
     source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()})
     context = ir.context()
@@ -109,6 +110,14 @@ def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
     """Chunks that begin and end before, on and after borders of tiles, with NaN in all unused memory."""
     rows = [(0, 1), (0, 127), (0, 128), (3, 129), (127, 1), (128, 300), (1000, 65), (2000, 33), (0, 1024)]
     case = paged_case(rows, heads, kv_heads, head_dim, block_size, torch.bfloat16, device)
+    assert_near(attend(case), reference(case))
+
+
+@needs_hopper
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(64, 8, 64), (8, 8, 128)])
+def test_sinks(heads, kv_heads, head_dim, device) -> None:
+    rows = [(0, 1), (0, 128), (3, 129), (1000, 65), (0, 1024)]
+    case = with_sinks(paged_case(rows, heads, kv_heads, head_dim, 16, torch.bfloat16, device))
     assert_near(attend(case), reference(case))
 
 

@@ -10,7 +10,7 @@ from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.prefill import PrefillConfig, choose_prefill_config, queries_per_block
 from roseinfer.kernels.attention.prefill_shares import Division, map_blocks, part_count
 from tests.helpers.interpreter import allow_loaded_loop_bounds
-from tests.helpers.paged import PagedCase, assert_near, paged_case
+from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
 
 SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
@@ -144,6 +144,16 @@ def test_windows(window, block_m, block_n, device) -> None:
     config = PrefillConfig(block_m, block_n, 4, 2)
     case = paged_case([(0, 33), (40, 3), (70, 20), (15, 1)], 4, 2, 16, 16, torch.float32, device)
     blocks = cut(case, config, [2, 5, 1, 3])
+    assert_near(attend(case, config, blocks, window, slots=len(blocks)), reference(case, window))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks(window, device) -> None:
+    """The parts of a block add its sinks once."""
+    case = with_sinks(paged_case([(0, 5), (126, 40), (300, 20)], 6, 2, 16, 16, torch.float32, device))
+    config = PrefillConfig(32, 16, 4, 2)
+    blocks = cut(case, config, [3, 1, 7])
     assert_near(attend(case, config, blocks, window, slots=len(blocks)), reference(case, window))
 
 

@@ -7,7 +7,7 @@ from roseinfer.kernels.attention.decode_few import MAX_QUERIES, MAX_TOKENS, FewW
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from roseinfer.kernels.attention.prefill import prefill_attention_reference
 from tests.helpers.interpreter import round_codes
-from tests.helpers.paged import assert_near, paged_case
+from tests.helpers.paged import assert_near, paged_case, with_sinks
 
 # Position of the first token, and number of tokens, of each row.
 ROWS = ((0, 1), (0, 4), (15, 3), (63, 2), (64, 4), (299, 1), (1, 4))
@@ -52,7 +52,8 @@ class Step:
         seats = torch.cat((case.table_rows, case.table_rows[:1].expand(rows - used)))
         out = torch.full((len(self.qkv), heads, dim), float("nan"), dtype=self.qkv.dtype, device=self.qkv.device)
         paged = *self.caches(), case.tables, seats, starts, lengths, self.slots
-        verify_few(self.qkv, *paged, self.preparation, out, case.scale, workspace, window, case.kv_scales)
+        rest = out, case.scale, workspace, window, case.kv_scales, case.sinks
+        verify_few(self.qkv, *paged, self.preparation, *rest)
         return out
 
     def expected(self, window: int = 0) -> torch.Tensor:
@@ -61,7 +62,7 @@ class Step:
         store_heads_reference(qkv, heads, kv_heads, dim, *self.caches(), *turning)
         q = qkv[:, : heads * dim].unflatten(1, (heads, dim))
         rows = case.tables, case.table_rows, case.query_start, case.context_len
-        return prefill_attention_reference(q, *self.caches(), *rows, case.scale, window, case.kv_scales)
+        return prefill_attention_reference(q, *self.caches(), *rows, case.scale, window, case.kv_scales, case.sinks)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,14 @@ def test_a_launch_is_store_and_causal_attention(
         torch.testing.assert_close(
             ours.float(), theirs.float(), rtol=0.14 if codes else 1e-2, atol=1e-2, equal_nan=True
         )
+
+
+@pytest.mark.parametrize(("window", "codes", "parts"), [(0, False, 1), (0, True, 4), (128, False, 4)])
+def test_sinks(window, codes, parts, device) -> None:
+    """The parts of a row add its sinks once for each query."""
+    step = Step(((0, 4), (126, 4), (299, 1), (300, 7)), 6, 2, 16, 16, torch.float32, device, codes=codes)
+    step.case = with_sinks(step.case)
+    assert_near(step.run(parts, window), step.expected(window), 4)
 
 
 @pytest.mark.parametrize("group", [1, 3, 8, 20])
