@@ -103,6 +103,23 @@ class KvManager:
         return self._first.pool.num_free
 
     @property
+    def num_used(self) -> int:
+        """Return how many blocks would be in use if the first pool were as full as the fullest."""
+        used = self.num_blocks - self.num_free
+        for group in self.windows:
+            used = max(used, self.num_blocks * (group.num_blocks - group.pool.num_free) // group.num_blocks)
+        return used
+
+    @property
+    def num_free_to_start(self) -> int:
+        """Return the free blocks for a sequence that starts; a window group that cannot take any sequence bounds it."""
+        free = self.num_free
+        for group in self.windows:
+            if group.pool.num_free < group.most_blocks:
+                free = min(free, group.pool.num_free)
+        return free
+
+    @property
     def max_tokens(self) -> int:
         """Return the longest sequence that the whole cache can hold."""
         return self.num_blocks * self.block_size
@@ -114,6 +131,8 @@ class KvManager:
         """Return the number of positions that can be written without growing."""
         seq = self._sequences[sequence_id]
         capacity = self._first.capacity(seq.table)
+        if not self.windows:
+            return capacity
         for group, table in zip(self.windows, seq.windows, strict=True):
             capacity = min(capacity, group.capacity(table))
         return capacity
@@ -317,6 +336,8 @@ class KvManager:
         seq = self._sequences[sequence_id]
         if self.prefix_caching:
             self._first.register(seq.table, seq.chain, tokens, computed, prompt_len)
+        if not self.windows:
+            return
         for group, table in zip(self.windows, seq.windows, strict=True):
             if self.prefix_caching:
                 group.register(table, seq.chain, tokens, computed, prompt_len)

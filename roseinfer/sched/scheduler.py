@@ -445,7 +445,7 @@ class Scheduler:
             step=self.roster.step,
             running=len(self.running),
             waiting=len(self.waiting),
-            blocks_used=self.kv.num_blocks - self.kv.num_free,
+            blocks_used=self.kv.num_used,
             blocks_total=self.kv.num_blocks,
             prefix_queries=self.seating.prefix_queries,
             prefix_hits=self.seating.prefix_hits,

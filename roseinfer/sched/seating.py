@@ -56,7 +56,7 @@ class Seating:
     def free_blocks(self) -> int:
         """Count of the KV blocks that requests which start may take."""
         reclaimable = 0 if self._roster.offload is None else self._roster.offload.reclaimable_blocks
-        return max(0, self._kv.num_free + reclaimable - (self.reserve if self._roster.running else 0))
+        return max(0, self._kv.num_free_to_start + reclaimable - (self.reserve if self._roster.running else 0))
 
     def exhausted(self, builder: PlanBuilder) -> Cause | None:
         """Return the resource that the step has used up, so that no other request can start in it."""
