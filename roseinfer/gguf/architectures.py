@@ -15,6 +15,9 @@ _ROUTER_FUNCTIONS = {1: "softmax"}  # supported values of expert_gating_func
 # Each so many-th layer does not rotate (SmolLM3), or has no window, if the file has no pattern.
 _DEFAULT_ROPE_INTERVAL = 4
 _DEFAULT_WINDOW_INTERVAL = 4
+_DEFAULT_GEMMA3_WINDOW_INTERVAL = 6
+# Layers of Gemma 3 27B, whose scores have another scale.
+_GEMMA3_27B_LAYER_COUNT = 62
 _MAX_LAYERS = 2**12  # files with more are refused when their config is read
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Sizes of layers that keep a state, and of experts, which Granite 4 states even without any. Their tensors are refused.
@@ -190,6 +193,32 @@ def _mistral3(keys: MetadataFields) -> Config:
     return {"architectures": ["Ministral3ForCausalLM"], **config, "sliding_window": None, "rope_parameters": scaling}
 
 
+def _gemma3(keys: MetadataFields) -> Config:
+    """Files record neither the scale of scores nor, mostly, the theta of layers with a window."""
+    config, window = _decoder(keys), keys.integer("attention.sliding_window") or None
+    layers, theta = config["num_hidden_layers"], keys.number("rope.freq_base_swa") or 10000.0
+    scalar = config["head_dim"]
+    if layers == _GEMMA3_27B_LAYER_COUNT:
+        scalar = config["hidden_size"] // max(1, config["num_attention_heads"])
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        **_biases(keys),
+        **config,
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": window,
+        "layer_types": _layer_types(keys, _DEFAULT_GEMMA3_WINDOW_INTERVAL)
+        if window
+        else [_FULL] * min(layers, _MAX_LAYERS),
+        "rope_parameters": {
+            _FULL: config["rope_parameters"],
+            _SLIDING: {"rope_type": "default", "rope_theta": theta},
+        },
+        "final_logit_softcapping": keys.number("final_logit_softcapping") or None,
+    }
+
+
 def _experts(keys: MetadataFields) -> Config:
     """Return the fields of experts. llama.cpp always divides the chosen experts' weights by their sum."""
     if keys.flag("expert_weights_norm") is False:
@@ -210,10 +239,13 @@ def _biases(keys: MetadataFields, *, mlp: bool = False) -> Config:
     return {**found, "mlp_bias": "blk.0.ffn_up.bias" in keys.file.tensors} if mlp else found
 
 
-def _layer_types(keys: MetadataFields) -> list[str]:
-    """Return `layer_types` from a flag for each layer that has a window, or from the interval of those without."""
+def _layer_types(keys: MetadataFields, interval: int = _DEFAULT_WINDOW_INTERVAL) -> list[str]:
+    """Return `layer_types` from a flag for each layer that has a window, or from the interval of those without.
+
+    interval: that of files without the key.
+    """
     key = "attention.sliding_window_pattern"
-    found = keys.values(key) or [_DEFAULT_WINDOW_INTERVAL]
+    found = keys.values(key) or [interval]
     if len(found) == 1 and type(found[0]) is int:
         if found[0] < 1:
             keys.refuse(key, "a positive integer is needed")
@@ -288,5 +320,6 @@ READERS: dict[str, Callable[[MetadataFields], Config]] = {
     "ernie4_5": _ernie4_5,
     "hunyuan-dense": _hunyuan_dense,
     "mistral3": _mistral3,
+    "gemma3": _gemma3,
     "gpt2": _gpt2,
 }

@@ -9,9 +9,11 @@ from roseinfer.gguf.metadata import MetadataFields
 from roseinfer.gguf.reader import GgufFile
 
 _KEY = "tokenizer.ggml"
-# Tokens that end an answer. A file names only one, but chats of Llama 3 and Phi-3 end with another than texts. Only
-# control tokens count, since users' text never encodes to them.
-_ENDINGS = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"})
+# Tokens that end an answer. A file names only one, but chats of Llama 3, Phi-3 and Gemma end with another than texts.
+# Only control tokens count, since users' text never encodes to them.
+_ENDINGS = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"}
+)
 # Names in chat templates, and in keys of the metadata.
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 

@@ -47,6 +47,7 @@ class GgufNames:
             if spec.experts is not None and names.experts is not None:
                 for name, stored, expert in _expert_names(names.experts, spec.experts.count):
                     self._stored[own + name] = StoredTensor(f"blk.{layer}.{stored}", expert)
+        self._norm_offset = spec.norm.offset
         self._orders = _row_orders(spec) if architecture in _INTERLEAVED else {}
 
     def of(self, name: str) -> StoredTensor | None:
@@ -54,6 +55,10 @@ class GgufNames:
         stem, _, kind = name.rpartition(".")
         place = self._stored.get(stem) if kind in _KINDS else None
         return None if place is None else StoredTensor(f"{place.name}.{kind}", place.part)
+
+    def offset(self, gguf_name: str) -> float:
+        """Return what the file's tensor has more than the model's: that of norms is added to their weights."""
+        return self._norm_offset if gguf_name.endswith("norm.weight") else 0.0
 
     def row_order(self, gguf_name: str) -> np.ndarray | None:
         """Return the file's row for each row of the model's tensor; None if they are the same."""

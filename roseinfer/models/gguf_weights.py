@@ -89,6 +89,8 @@ class GgufWeights:
         if into.ndim == 1:  # a vector is one row, which may be in any order
             whole = self._widened(stored, info, [0]).view(-1)
             whole = whole if order is None else whole[torch.from_numpy(order)]
+            if offset := self._names.offset(stored):
+                whole = whole.to(torch.float32) - offset
             into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
             return
         rows, columns = parts

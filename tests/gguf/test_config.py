@@ -95,6 +95,8 @@ PATTERN = "attention.sliding_window_pattern"
         ("ministral3", {f"mistral3.{LOG_MULTIPLIER}": 0.5}, "yarn_log_multiplier = 0.5 is not supported; only 1"),
         ("ministral3", {f"mistral3.{LOG_MULTIPLIER}": None}, r"yarn_log_multiplier is missing"),
         ("ministral3", {"mistral3.attention.temperature_scale": None}, "temperature_scale is None"),
+        ("gemma3", {f"gemma3.{PATTERN}": [0.5] * 4}, "sliding_window_pattern = a list is not supported"),
+        ("gemma3", {"gemma3.attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
         ("ministral3", {"mistral3.rope.scaling.type": "none"}, r"temperature_scale is 0\.1"),
     ],
 )
@@ -169,15 +171,16 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, encodings: list[str],
 
 def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
     """Check the tokens that the file names and the known control tokens; tokens of ordinary text do not count."""
-    tokens = [*(str(i) for i in range(90)), "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<|end|>"]
+    ends = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<|end|>", "<end_of_turn>"]
+    tokens = [*(str(i) for i in range(90)), *ends]
     changes = {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * 90 + [3, 3, 1, 3, 3],
+        "tokenizer.ggml.token_type": [1] * 90 + [3, 3, 1, 3, 3, 3],
         "tokenizer.ggml.eos_token_id": 93,
         "tokenizer.ggml.eot_token_id": 90,
     }
     path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
-    assert read_generation_config(path).eos_token_ids == (93, 90, 91, 94)
+    assert read_generation_config(path).eos_token_ids == (93, 90, 91, 94, 95)
 
 
 def test_sampling_that_no_request_could_use(tmp_path: Path) -> None:

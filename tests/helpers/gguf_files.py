@@ -29,9 +29,12 @@ _ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "mistral": "llama",
     "ministral3": "mistral3",
+    "gemma3_text": "gemma3",
 }
 # Architectures whose q and k the converter permutes.
 _PERMUTED = ("llama", "smollm3", "granite", "mistral3")
+# Architectures to whose norms the converter adds 1.
+_RAISED = ("gemma3",)
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 # Fields of config.json that become keys as they are.
 _COPIED = {
@@ -45,6 +48,7 @@ _COPIED = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 
 
@@ -150,6 +154,7 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "granitemoehybrid": _granite4,
     "olmo3": _pattern,
     "exaone4": _pattern,
+    "gemma3_text": _pattern,
     "glm4": lambda config: {"rope.dimension_count": _rotated(config)},
     "cohere2": _cohere2,
     "hunyuan_v1_dense": _hunyuan,
@@ -188,6 +193,8 @@ def tensors_of(model: PreTrainedModel, encode: Callable[[str, np.ndarray], tuple
             values = permuted(values, config["num_attention_heads"])
         if architecture in _PERMUTED and ".k_proj." in name:
             values = permuted(values, config["num_key_value_heads"])
+        if architecture in _RAISED and name.endswith("norm.weight"):
+            values = values + 1
         found[called] = encode(called, np.ascontiguousarray(values))
     for kind in ("short", "long"):
         if factors := (config.get("rope_parameters") or {}).get(f"{kind}_factor"):

@@ -55,6 +55,8 @@ OTHER_SHAPES = (
     ("ernie", {}),
     ("hunyuan", {}),
     ("ministral3", {}),
+    # The file has no scale of scores, which follows from the heads.
+    ("gemma3", {"query_pre_attn_scalar": 12}),
 )
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -79,6 +81,33 @@ def test_logits_of_other_shapes(family: str, changes: dict[str, Any], tmp_path: 
     reference = make_reference(family, **changes)
     path = write_model(tmp_path / "m.gguf", reference)
     torch.testing.assert_close(logits(path, LONGER), reference_logits(reference, LONGER), rtol=0, atol=1e-4)
+
+
+def test_what_files_of_gemma_3_leave_out(tmp_path: Path) -> None:
+    """Check a file without the pattern of windows and the theta of their layers. The largest model scales otherwise."""
+    changes = {"sliding_window_pattern": 6, "num_hidden_layers": 7, "query_pre_attn_scalar": 12}
+    reference = make_reference("gemma3", **changes)
+    absent = {"gemma3.attention.sliding_window_pattern": None, "gemma3.rope.freq_base_swa": None}
+    path = write_model(tmp_path / "m.gguf", reference, **absent)
+    torch.testing.assert_close(logits(path, LONGER), reference_logits(reference, LONGER), rtol=0, atol=1e-4)
+    deep = make_reference("gemma3", num_hidden_layers=62, hidden_size=20)
+    spec = read_model_spec(write_model(tmp_path / "deep.gguf", deep))
+    assert {layer.scale for layer in spec.attention} == {5**-0.5}
+    absent["gemma3.attention.sliding_window"] = None
+    whole = read_model_spec(write_model(tmp_path / "whole.gguf", reference, **absent))
+    assert whole.windows == () and len({layer.rope for layer in whole.layers}) == 1
+
+
+def test_norms_keep_their_precision(tmp_path: Path) -> None:
+    """Check that 1, which files of Gemma 3 add to norms, is taken away exactly."""
+    reference = make_reference("gemma3")
+    path = write_model(tmp_path / "m.gguf", reference)
+    with GgufWeights(path, read_model_spec(path), BUILD) as weights:
+        for name in ("model.norm", "model.layers.1.self_attn.q_norm", "model.layers.0.post_feedforward_layernorm"):
+            held = reference.state_dict()[f"{name}.weight"] + 1
+            found = torch.empty_like(held)
+            weights.read(f"{name}.weight", found)
+            assert torch.equal(found + 1, held)
 
 
 def test_mistral3_without_scaled_queries_is_mistral(tmp_path: Path) -> None:

@@ -221,6 +221,29 @@ def test_phi_3_has_no_space_after_its_control_tokens(tmp_path: Path) -> None:
     assert llama.encode("<|user|> the") == [4, *phi.encode("<s> the")[1:]]
 
 
+def test_chats_of_gemma_have_no_space_after_their_control_tokens(tmp_path: Path) -> None:
+    """Check a vocabulary without a space before texts, whose runs of spaces and lines are tokens of their own."""
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "  ", "   ", "\n", "\n\n"]
+    tokens = [*names, *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    changes = {
+        "general.architecture": "gemma3",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 3, 3, 3, 4, 4, 4, 4, *[6] * 256, *[1] * len(PIECES)],
+        "tokenizer.ggml.scores": [float(SCORES.get(token, -1000.0)) for token in tokens],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+    gemma = Tokenizer.from_folder(save(tmp_path / "m.gguf", pieces(**changes)))
+    text = "<start_of_turn>the fox\n\n\nthe    fox<end_of_turn>\n"
+    ids = gemma.encode(text)
+    found = [gemma.backend.id_to_token(id) for id in ids]
+    first = ["<bos>", "<start_of_turn>", "t", "he", "\u2581", "fox", "\n\n", "\n"]
+    assert found == [*first, "t", "he", "   ", "\u2581", "fox", "<end_of_turn>", "\n"]
+    assert gemma.decode(ids, skip_special_tokens=False) == "<bos>" + text
+
+
 # --- templates and refusals -----------------------------------------------------------------------------------------
 def test_the_chat_template_is_read(tmp_path: Path) -> None:
     template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}{{ eos_token }}"
