@@ -90,8 +90,11 @@ class ModelCost:
         head.
 
         The embedding is not counted, as a step reads only a few rows of it; nor are scales. Raises
-        `UnsupportedModelError` for sliding windows: every token is counted as visible to all later ones.
+        `UnsupportedModelError` for sliding windows, as every token is counted as visible to all later ones, and for
+        layers with states.
         """
+        if spec.deltas:
+            raise UnsupportedModelError("what a step with recurrent states must read is not counted")
         if spec.windows:
             raise UnsupportedModelError("what a step with sliding windows must read is not counted")
         q_width = sum(layer.heads * layer.head_dim for layer in spec.attention)

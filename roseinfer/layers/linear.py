@@ -8,6 +8,7 @@ partial results.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 import torch
 
@@ -26,12 +27,14 @@ class Split(Enum):
 class StackedOutput:
     """One of a layer's stacked matrices, `width` outputs wide, which are split into units.
 
-    repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads).
+    repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads). stripe: (i, n) if
+    the checkpoint's matrix holds n such outputs, whose units alternate, and this is number i of them.
     """
 
     width: int
     unit: int = 1
     repeat: bool = False
+    stripe: tuple[int, int] | None = None
 
 
 class Linear:
@@ -63,7 +66,7 @@ class Linear:
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
         """Load the weights. names: one for each of `outs`, or one for all if the checkpoint stacks them; without
-        ".weight".
+        ".weight". Outputs in a row with the same name are stacked in one matrix of the checkpoint.
 
         transposed: the checkpoint stores [in, out] (Conv1D). Raises `ConfigError` for a group that cannot share the
         layer, and otherwise like `WeightSource.read`.
@@ -79,16 +82,20 @@ class Linear:
         pieces = self._pieces(group, names, transposed, here)
         self.matmul = source.build.weight_format.load(source, pieces, self._epilogue)
 
-    def _pieces(self, group: RankGroup, names: Sequence[str], transposed: bool, bias: bool) -> list[WeightPiece]:
+    def _pieces(self, group: RankGroup, names: tuple[str, ...], transposed: bool, bias: bool) -> list[WeightPiece]:
         ins = Share(0, self._in.width, self._in.width)
         if self.split is Split.INPUTS:
             ins = share_of(group, self._in.width, unit=self._in.unit)
             outs = [Share(0, out.width, out.width) for out in self._outs]
         else:
             outs = [share_of(group, out.width, unit=out.unit, repeat=out.repeat) for out in self._outs]
-        if len(names) == 1 < len(outs):
-            names, outs = _stacked_in_one(names[0], outs)
-        return [WeightPiece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
+        if len(names) == 1:
+            names *= len(outs)
+        pieces = []
+        for name, numbers in groupby(range(len(outs)), key=lambda number: names[number]):
+            for rows in _rows_of([(self._outs[number], outs[number]) for number in numbers]):
+                pieces.append(WeightPiece(name, rows, ins, transposed, bias))
+        return pieces
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.sum_partials(self.matmul(x, self.partial_residual(residual)), residual)
@@ -102,16 +109,26 @@ class Linear:
         return result if self._partial_in is None else sum_partials(self._partial_in, result, residual)
 
 
-def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share]]:
-    """Return the parts of one checkpoint matrix that stacks all of a layer's matrices, in their order."""
-    whole = sum(out.whole for out in outs)
-    if all(out.is_all for out in outs):
-        return [name], [Share(0, whole, whole)]
+def _rows_of(outs: Sequence[tuple[StackedOutput, Share]]) -> list[Share]:
+    """Return the rows of one checkpoint matrix that hold these outputs and no others, in their order."""
+    if outs[0][0].stripe is not None:
+        assert len(outs) == 1, "outputs whose units alternate are not stacked as well"
+        return _stripe_rows(*outs[0])
+    whole = sum(share.whole for _, share in outs)
+    if all(share.is_all for _, share in outs):
+        return [Share(0, whole, whole)]
     parts, before = [], 0
-    for out in outs:
-        parts.append(Share(before + out.start, out.width, whole))
-        before += out.whole
-    return [name] * len(outs), parts
+    for _, share in outs:
+        parts.append(Share(before + share.start, share.width, whole))
+        before += share.whole
+    return parts
+
+
+def _stripe_rows(out: StackedOutput, share: Share) -> list[Share]:
+    assert out.stripe is not None
+    number, count = out.stripe
+    units = range(share.start // out.unit, (share.start + share.width) // out.unit)
+    return [Share((unit * count + number) * out.unit, out.unit, share.whole * count) for unit in units]
 
 
 def normed(linear: Linear, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:

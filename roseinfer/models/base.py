@@ -10,6 +10,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.base import WeightSource
+from roseinfer.state.spec import StateSpec
 
 
 class CausalLM(Protocol):
@@ -17,7 +18,9 @@ class CausalLM(Protocol):
 
     spec: ModelSpec
     attention: tuple[AttentionSpec, ...]
-    """Attention of each layer, restricted to the heads that this process holds."""
+    """Attention of each layer that has one, restricted to the heads that this process holds."""
+    state_specs: tuple[StateSpec, ...]
+    """What each layer without attention keeps for a sequence, restricted to this process's part."""
     device: torch.device
     dtype: torch.dtype
     weights: str
@@ -27,7 +30,7 @@ class CausalLM(Protocol):
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:
-        """Scales of K and V in FP8 for each layer; None where the loaded checkpoint has none."""
+        """Scales of K and V in FP8 for each layer with attention; None where the loaded checkpoint has none."""
         ...
 
     @property
@@ -40,7 +43,10 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """Return the residual stream [T, hidden] after the last layer. Call `attention.begin(batch, store)` before."""
+        """Return the residual stream [T, hidden] after the last layer. Call `attention.begin(batch, store)` before.
+
+        A model with `state_specs` needs `batch.states`, whose slots it updates.
+        """
         ...
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,11 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ConfigError
 from roseinfer.layers.experts import RoutedExperts
 from roseinfer.layers.feed_forward import FeedForward
+from roseinfer.layers.gate import sigmoid_gated
 from roseinfer.layers.linear import Linear, Split, StackedOutput, normed
 from roseinfer.layers.norm import LayerNorm, RMSNorm
 from roseinfer.models.families.family import TensorNames
+from roseinfer.models.linear_attention import LinearAttention
 from roseinfer.models.projection_norm import load_projection_norm
 from roseinfer.models.spec import ModelSpec
 from roseinfer.models.step import StepContext
@@ -39,6 +41,23 @@ def make_norm(spec: ModelSpec) -> AddingNorm:
     return LayerNorm(spec.hidden_size, norm.eps, bias=norm.bias)
 
 
+class Mixer(Protocol):
+    """Part of a layer in which tokens see each other: attention, or linear attention."""
+
+    @property
+    def kv_scales(self) -> KVScales | None: ...
+
+    def load(self, source: WeightSource, names: TensorNames, prefix: str) -> None: ...
+
+    def __call__(
+        self, step: StepContext, norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the result for norm(x), x [T, hidden], plus the residual if there is one, which may be overwritten and
+        may be x itself.
+        """
+        ...
+
+
 class DecoderBlock:
     """Layer with a norm before each part or none: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
@@ -47,7 +66,7 @@ class DecoderBlock:
 
     def __init__(self, spec: ModelSpec, names: TensorNames, layer: int, rotary: Rotary | None) -> None:
         self._names = names
-        self._attention = SelfAttention(spec, layer, rotary)
+        self._attention = _mixer(spec, layer, rotary)
         self._feed_forward = _feed_forward(spec, layer)
         self._before_attention = None if names.before_attention is None else make_norm(spec)
         self._before_mlp = None if names.before_mlp is None else make_norm(spec)
@@ -115,6 +134,12 @@ def make_block(spec: ModelSpec, names: TensorNames, layer: int, rotary: Rotary |
     return (DecoderBlock if plain else ScaledBlock)(spec, names, layer, rotary)
 
 
+def _mixer(spec: ModelSpec, layer: int, rotary: Rotary | None) -> Mixer:
+    if spec.layers[layer].attention is None:
+        return LinearAttention(spec, layer)
+    return SelfAttention(spec, spec.index_in_kind(layer), rotary)
+
+
 def _feed_forward(spec: ModelSpec, layer: int) -> "FeedForward | RoutedExperts":
     experts = spec.experts
     if experts is None or layer in experts.dense_layers:
@@ -134,10 +159,15 @@ def _feed_forward(spec: ModelSpec, layer: int) -> "FeedForward | RoutedExperts":
 
 
 class SelfAttention:
-    """out(attention(qkv(norm(x)))). Processes share the heads."""
+    """out(attention(qkv(norm(x)))), or out(attention(qkv(norm(x))) * sigmoid(gate(norm(x)))) with `output_gate`.
+
+    Processes share the heads.
+    """
 
     def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary | None, inputs: int | None = None) -> None:
-        """inputs: width of what the projections read, by default the hidden size."""
+        """layer: index among the layers with attention. inputs: width of what the projections read, by default the
+        hidden size.
+        """
         self._layer = layer
         self._norm = spec.norm
         self._qk_norm = spec.qk_norm
@@ -147,8 +177,11 @@ class SelfAttention:
         unit = attention.head_dim
         q_width = attention.heads * unit
         kv = StackedOutput(attention.kv_heads * unit, unit, repeat=True)
-        queries = StackedOutput(q_width, unit)
-        self._qkv = Linear(inputs or spec.hidden_size, queries, kv, kv, split=Split.OUTPUTS, bias=spec.qkv_bias)
+        outs = [StackedOutput(q_width, unit), kv, kv]
+        self._gated = spec.output_gate
+        if self._gated:  # the checkpoint has each head's gate after its query
+            outs = [StackedOutput(q_width, unit, stripe=(0, 2)), kv, kv, StackedOutput(q_width, unit, stripe=(1, 2))]
+        self._qkv = Linear(inputs or spec.hidden_size, *outs, split=Split.OUTPUTS, bias=spec.qkv_bias)
         self._out = Linear(q_width, spec.hidden_size, split=Split.INPUTS, unit=unit, bias=spec.o_bias)
 
     def load(self, source: WeightSource, names: TensorNames, prefix: str) -> None:
@@ -157,7 +190,7 @@ class SelfAttention:
         qkv = [f"{prefix}.{name}" for name in names.qkv]
         scales = read_kv_scales(source, qkv, whole.kv_heads)
         self._heads = replace(self._heads, spec=spec, kv_scales=scales)
-        self._qkv.load(source, *qkv, transposed=names.transposed)
+        self._qkv.load(source, *qkv, *qkv[: 1 if self._gated else 0], transposed=names.transposed)
         self._out.load(source, f"{prefix}.{names.out}", transposed=names.transposed)
         norms = (f"{prefix}.{names.qk_norms[0]}", f"{prefix}.{names.qk_norms[1]}")
         if self._qk_norm == "projection":
@@ -180,7 +213,11 @@ class SelfAttention:
         qkv = normed(self._qkv, norm, x)
         if self._projection_norm is not None:
             self._projection_norm(qkv)
-        return self._out(step.attention.forward(self._layer, qkv, self._heads), residual)
+        if not self._gated:
+            return self._out(step.attention.forward(self._layer, qkv, self._heads), residual)
+        width = self._heads.spec.qkv_width
+        attended = step.attention.forward(self._layer, qkv[:, :width], self._heads)
+        return self._out(sigmoid_gated(attended, qkv[:, width:]), residual)
 
     def write(self, step: StepContext, x: torch.Tensor) -> None:
         """Write K and V of x [T, inputs] to the store, for later steps. Nothing else is computed."""

@@ -53,7 +53,8 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
     This runs before memory is allocated for them.
     """
     held = weight_bytes(folder)
-    attention = sum((2 * layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in spec.attention)
+    deltas = sum(delta.channels + 2 * delta.values for delta in spec.deltas)
+    attention = deltas + sum((2 * layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in spec.attention)
     dense = spec.num_layers - spec.expert_layers
     feed_forward = 2 * spec.intermediate_size * dense
     if spec.experts is not None:

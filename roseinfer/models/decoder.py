@@ -13,7 +13,7 @@ from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
 from roseinfer.models.block import held_heads, make_block, make_norm
 from roseinfer.models.families.family import ModelFamily
-from roseinfer.models.spec import ModelSpec
+from roseinfer.models.spec import LayerSpec, ModelSpec
 from roseinfer.models.step import StepContext
 from roseinfer.quant.base import Build, Norm, WeightSource
 
@@ -25,6 +25,8 @@ class Decoder:
         self.spec, self.dtype, self.device = spec, build.dtype, build.device
         self.weights = build.weight_format.stored_as or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
+        dtype = str(build.dtype).removeprefix("torch.")
+        self.state_specs = tuple(delta.held(build.group.size).state(dtype) for delta in spec.deltas)
         self.ignored = family.ignored
         self._embedding_multiplier = spec.embedding_multiplier
         if spec.embedding_multiplier_rounded:
@@ -37,8 +39,7 @@ class Decoder:
         self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.learned_positions else None
         rotaries = _Rotaries(spec, build.device)
         self._blocks = [
-            make_block(spec, family.names, number, rotaries.of(layer.rope, layer.attention.head_dim))
-            for number, layer in enumerate(spec.layers)
+            make_block(spec, family.names, number, rotaries.of(layer)) for number, layer in enumerate(spec.layers)
         ]
         self._head = LMHead(make_norm(spec), spec.hidden_size, spec.vocab_size)
 
@@ -104,7 +105,8 @@ class Decoder:
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:
-        return tuple(block.kv_scales for block in self._blocks)
+        both = zip(self._blocks, self.spec.layers, strict=True)
+        return tuple(block.kv_scales for block, layer in both if layer.attention is not None)
 
     @property
     def padded_vocab(self) -> int:
@@ -130,12 +132,12 @@ class _Rotaries:
         self._longest, self._device = spec.max_position, device
         self._made: dict[tuple[RopeSpec, int], Rotary] = {}
 
-    def of(self, rope: RopeSpec | None, head_dim: int) -> Rotary | None:
-        if rope is None:
+    def of(self, layer: LayerSpec) -> Rotary | None:
+        if layer.rope is None:
             return None
-        key = rope, head_dim
+        key = layer.rope, layer.head_dim
         if key not in self._made:
-            self._made[key] = Rotary.of(rope, head_dim, self._longest, self._device)
+            self._made[key] = Rotary.of(layer.rope, layer.head_dim, self._longest, self._device)
         return self._made[key]
 
 

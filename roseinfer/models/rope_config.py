@@ -1,7 +1,7 @@
 """Reader of rotary position embedding in config.json; without torch."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roseinfer.attention.rope_spec import QueryScale, RopeSpec
@@ -21,6 +21,7 @@ def read_rope(
     layer_type: str | None = None,
     aliases: Mapping[str, str] | None = None,
     scaled_queries: bool = False,
+    without_effect: Sequence[str] = (),
 ) -> RopeSpec:
     """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions).
 
@@ -28,9 +29,11 @@ def read_rope(
     heads. theta_key: the earlier versions' name of `rope_theta`. max_model_len: context that will be used, which
     chooses between the factors of "longrope". layer_type: entry of `rope_parameters` that has one for each type of
     layer; a type without one has the defaults, and `rope_scaling` is that of full layers. aliases: other names of
-    scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`.
+    scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`. without_effect: further fields of
+    `rope_parameters`, which change nothing for texts.
     """
     inner, theta = _scaling_fields(fields, layer_type), fields.number(theta_key, theta)
+    inner.ignore(*without_effect)
     kind = _kind(inner, aliases or {})
     width = _rotated_width(inner, fields, head_dim, partial)
     spec = RopeSpec(

@@ -7,7 +7,10 @@ from typing import Literal
 from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.quant.scheme import QuantScheme
+from roseinfer.state.delta_spec import DeltaSpec
 
+# Parts of checkpoints that are left out.
+VISION_TOWER, MTP_HEAD = "vision tower", "multi-token prediction head"
 # RMSNorm of queries and keys: of each head, before or after its rotation, or of the whole projection (OLMo 2).
 QkNorm = Literal["head", "head_after_rotation", "projection"]
 
@@ -42,10 +45,19 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Attention of one layer, and the rotary position embedding before it; None without rotation."""
+    """Mixer of tokens in one layer: attention, or the gated delta rule. rope: rotary position embedding before
+    attention; None without rotation.
+    """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None = None
     rope: RopeSpec | None = None
+    delta: DeltaSpec | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Width of the heads of attention."""
+        assert self.attention is not None, "the layer has no attention"
+        return self.attention.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +66,13 @@ class ModelSpec:
 
     max_position: longest context in tokens. learned_positions: a table of them is added to the embedding. activation:
     "silu", "gelu" (exact) or "gelu_tanh". gated: the feed-forward network multiplies by a gate. parallel: attention and
-    feed-forward network read the same norm, and both are added. dtype: the checkpoint's. quantization: format of the
-    checkpoint's linear layers, None for floats. experts: None if no layer has any; `intermediate_size` is that of the
-    dense layers. Multipliers: of the embedding (rounded: to the dtype that is computed in), of what each part adds to
-    the residual stream, and of the logits.
-    logit_cap: logits become cap * tanh(logit / cap). tied_embeddings: the head is the embedding's table; None if the
-    checkpoint stores no head. left_out: parts of the checkpoint for other inputs, which are not loaded.
+    feed-forward network read the same norm, and both are added. output_gate: what attention gives is multiplied by the
+    sigmoid of a gate, which the queries' projection has after each head. dtype: the checkpoint's. quantization: format
+    of the checkpoint's linear layers, None for floats. experts: None if no layer has any; `intermediate_size` is that
+    of the dense layers. Multipliers: of the embedding (rounded: to the dtype that is computed in), of what each part
+    adds to the residual stream, and of the logits. logit_cap: logits become cap * tanh(logit / cap). tied_embeddings:
+    the head is the embedding's table; None if the checkpoint stores no head. left_out: parts of the checkpoint that are
+    not loaded, such as `VISION_TOWER`.
     """
 
     architecture: str
@@ -79,6 +92,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: QkNorm | None = None
+    output_gate: bool = False
     embedding_multiplier: float = 1.0
     embedding_multiplier_rounded: bool = False
     residual_multiplier: float = 1.0
@@ -98,12 +112,26 @@ class ModelSpec:
 
     @property
     def attention(self) -> tuple[AttentionSpec, ...]:
-        """Attention of each layer, in order."""
-        return tuple(layer.attention for layer in self.layers)
+        """Attention of each layer that has one, in order."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def deltas(self) -> tuple[DeltaSpec, ...]:
+        """Gated delta rule of each layer that has one, in order. Such layers keep states."""
+        return tuple(layer.delta for layer in self.layers if layer.delta is not None)
+
+    def index_in_kind(self, layer: int) -> int:
+        """Return a layer's index among the layers with attention, or among those with states."""
+        has_attention = self.layers[layer].attention is not None
+        return sum((other.attention is not None) == has_attention for other in self.layers[:layer])
+
+    def state_bytes(self, dtype: str) -> int:
+        """Return the bytes of a sequence's states in all layers of a model that computes in `dtype`."""
+        return sum(delta.state(dtype).bytes_per_slot for delta in self.deltas)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer in tokens, None for full attention; empty if no layer has one."""
+        """Attention window of each layer with attention in tokens, None for full attention; empty if none has one."""
         found = tuple(spec.window for spec in self.attention)
         return found if any(found) else ()
 

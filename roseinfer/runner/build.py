@@ -84,7 +84,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if spec.quantization is None:
             _check_keys(spec, kv_dtype, (None,))
         head_spec = read_head(config.speculation, spec) if pooling is None else None
-        layers = spec.attention if head_spec is None else (*spec.attention, head_spec.layer.attention)
+        layers = spec.attention if head_spec is None else (*spec.attention, head_spec.attention)
         backend = resolve_backend(config.model.attention_backend, layers, dtype, device, kv_dtype)
         if head_spec is not None:
             check_head_backend(config.model.attention_backend, backend, device)

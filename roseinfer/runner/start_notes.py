@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roseinfer.models.documents import find_unrecorded_window
-from roseinfer.models.spec import ModelSpec
+from roseinfer.models.spec import VISION_TOWER, ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,8 @@ def log_start_notes(spec: ModelSpec, model: Path, max_model_len: int) -> None:
 def start_notes(spec: ModelSpec, max_model_len: int) -> Iterator[str]:
     """Yield a sentence for each limit. `max_model_len`: longest context in tokens."""
     for part in spec.left_out:
-        yield f"the checkpoint's {part} is left out: requests with images are rejected"
+        rejected = ": requests with images are rejected" if part == VISION_TOWER else ""
+        yield f"the checkpoint's {part} is left out{rejected}"
     share = share_beyond_windows(spec, max_model_len)
     if share:
         windowed = sum(window is not None for window in spec.windows)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -11,6 +11,8 @@ from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.models.base import CausalLM
+from roseinfer.state.batch import StateBatch, StateRow
+from roseinfer.state.store import StateStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,11 @@ class HandRow:
     start: int
     count: int
     write_from: int = 0
+
+    @property
+    def state(self) -> StateRow:
+        """The sequence's slot for states is the number of its first block."""
+        return StateRow(self.table[0], self.start, self.count)
 
 
 class Blocks:
@@ -79,11 +86,16 @@ class HandRunner:
         for part in self.store.parts:
             part.fill_(float("nan"))
         self.attention = TorchAttention(model.attention, model.dtype)
+        self.states = StateStore(num_blocks, model.state_specs, model.device) if model.state_specs else None
+        for tensor in () if self.states is None else self.states.tensors:
+            tensor.fill_(float("nan"))
 
     @torch.inference_mode()
     def run(self, rows: Sequence[HandRow]) -> list[torch.Tensor]:
         """Logits [count, vocab] of each row, on the CPU."""
         batch = make_batch(rows, self.store.block_size, self.model.device)
+        if self.states is not None:
+            batch = replace(batch, states=StateBatch.of(self.states, [row.state for row in rows]))
         self.attention.begin(batch, self.store)
         hidden = self.model.forward(batch, self.attention)
         logits = self.model.logits(hidden[batch.logits_at]).float()

@@ -108,6 +108,18 @@ _SIGLIP = {
 
 # Config class, model class and config values.
 Kind = tuple[str, str, dict[str, Any]]
+# Three value heads a key head; a quarter of 16 dimensions is rotated.
+_QWEN3_5 = {
+    **_LLAMA,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "rope_parameters": {**_DEFAULT_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+}
 FAMILIES: dict[str, Kind] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
     "gpt2-erf": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "activation_function": "gelu", "n_inner": 40}),
@@ -249,12 +261,24 @@ SHAPES: dict[str, Kind] = {
 }
 
 
+# Families whose layers keep states.
+HYBRIDS: dict[str, Kind] = {
+    "qwen3.5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN3_5),
+    "qwen3.5-vision": (
+        "Qwen3_5Config",
+        "Qwen3_5ForConditionalGeneration",
+        {
+            "text_config": {**_QWEN3_5, "attention_bias": True},
+            "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
+        },
+    ),
+}
 # Of these, models with experts, which run in float32 on a CPU only.
 EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral")
 
 
 def make_reference(name: str, **changes: Any) -> PreTrainedModel:
-    return random_model((FAMILIES | SHAPES)[name], **changes)
+    return random_model((FAMILIES | SHAPES | HYBRIDS)[name], **changes)
 
 
 def random_model(kind: Kind, *, seed: int = 1234, **changes: Any) -> PreTrainedModel:

@@ -60,6 +60,16 @@ def ropes_of_layer(index: int) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: changed_ropes(spec, lambda _: spec.layers[index].rope)
 
 
+def with_deltas(**values: int) -> Callable[[ModelSpec], ModelSpec]:
+    def change(spec: ModelSpec) -> ModelSpec:
+        layers = [
+            layer if layer.delta is None else LayerSpec(delta=replace(layer.delta, **values)) for layer in spec.layers
+        ]
+        return replace(spec, layers=tuple(layers))
+
+    return change
+
+
 def with_values(**values: Any) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: replace(spec, **values)
 
@@ -87,6 +97,9 @@ MISREAD: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "no windows beside full layers": ("gemma3", without_windows),
     "SiLU for GELU, Gemma 3": ("gemma3", with_values(activation="silu")),
     "logits without a cap": ("gemma3", with_values(logit_cap=None)),
+    "w for 1 + w, Qwen3.5": ("qwen3.5", with_norms(offset=0.0)),
+    "whole heads rotated": ("qwen3.5", ropes_with(rotary_dim=None)),
+    "value heads in another order": ("qwen3.5", with_deltas(key_heads=1, key_dim=32)),
     "no biases": ("gemma3-vision", with_values(qkv_bias=False, o_bias=False)),
 }
 

@@ -113,7 +113,7 @@ def test_mixed_steps(pair: tuple[PreTrainedModel, CausalLM], block_size: int) ->
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, "qwen3.5"])
 def test_families_of_other_shapes(name: str, device: str, tmp_path: Path) -> None:
     reference = make_reference(name)
     model = load(save_reference(reference, tmp_path), device=device)

@@ -11,12 +11,11 @@ Queries and keys are normalised before (`unit`). Each key head serves consecutiv
 import torch
 
 MAX_CHUNK_TOKENS = 64
-UNIT_EPS = 1e-6
 
 
 def unit(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return vectors of length `scale` in the direction of x [..., D]."""
-    return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS) * scale)
+    return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) * scale)
 
 
 def gates(

@@ -52,7 +52,7 @@ class EagleHead:
     def __init__(self, spec: EagleSpec, target: HeadTarget, build: Build) -> None:
         model, layer, eps = spec.after(target.spec), spec.layer, spec.norm.eps
         self.spec = spec
-        self.attention = layer.attention
+        self.attention = spec.attention
         self._target = target
         count, hidden = len(spec.boundaries), spec.hidden_size
         self._all_streams_norm = RMSNorm(count * spec.state_width, eps) if spec.norm_before_fc else None
@@ -61,7 +61,7 @@ class EagleHead:
         self._token_norm, self._state_norm = RMSNorm(hidden, eps), RMSNorm(hidden, eps)
         rotary = None
         if layer.rope is not None:
-            rotary = Rotary.of(layer.rope, layer.attention.head_dim, model.max_position, build.device)
+            rotary = Rotary.of(layer.rope, layer.head_dim, model.max_position, build.device)
         self._attention = SelfAttention(model, target.spec.num_layers, rotary, 2 * hidden)
         self._before_mlp = RMSNorm(hidden, eps)
         self._mlp = FeedForward(hidden, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)

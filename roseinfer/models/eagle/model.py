@@ -36,7 +36,7 @@ class DraftingModel:
         self._target = target
         self.spec, self.dtype, self.device = target.spec, target.dtype, target.device
         self.weights, self.ignored = target.weights, target.ignored
-        self.attention = (*target.attention, head.attention)
+        self.attention, self.state_specs = (*target.attention, head.attention), target.state_specs
         self._last: torch.Tensor
 
     @property

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
 
 
@@ -34,6 +35,11 @@ class EagleSpec:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+
+    @property
+    def attention(self) -> AttentionSpec:
+        assert self.layer.attention is not None, "a head's layer has attention"
+        return self.layer.attention
 
     def after(self, target: ModelSpec) -> ModelSpec:
         """Return a spec whose layers are the target's, then the head's. Their numbers are those of the KV store."""

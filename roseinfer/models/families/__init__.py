@@ -14,6 +14,7 @@ _MODULES = (
     "llama",
     "mistral",
     "qwen",
+    "qwen3_5",
     "mixtral",
     "phi3",
     "smollm3",

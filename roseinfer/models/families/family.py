@@ -1,7 +1,7 @@
 """Description of a family of models, as plain data; without torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec
@@ -12,14 +12,35 @@ ReadConfig = Callable[[ConfigFields, str, int | None], ModelSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNames:
+    """Names of a gated DeltaNet layer's tensors, without ".weight"; `decay` (the logarithm of a head's -g) and
+    `dt_bias` are whole names. qkv: one matrix for queries, keys and values.
+    """
+
+    qkv: str = "linear_attn.in_proj_qkv"
+    z: str = "linear_attn.in_proj_z"
+    b: str = "linear_attn.in_proj_b"
+    a: str = "linear_attn.in_proj_a"
+    conv: str = "linear_attn.conv1d"
+    decay: str = "linear_attn.A_log"
+    dt_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm"
+    out: str = "linear_attn.out_proj"
+
+    def under(self, prefix: str) -> "DeltaNames":
+        """Return the same names after `prefix` and a dot."""
+        return DeltaNames(**{field.name: f"{prefix}.{getattr(self, field.name)}" for field in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
     """Names of a checkpoint's tensors, without ".weight". Those of a block follow the block's prefix and a dot.
 
     block: template with a placeholder for the layer's number. positions: table of learned positions. before_X, after_X:
     norm before part X of a block, and norm between its result and the residual stream; None without one. A parallel
     block has one norm, before_attention. qkv, up: names of the matrices, or one name if the checkpoint stacks them. up
-    is gate and up of a gated network. qk_norms: of queries and keys. experts: of layers with experts, in place of `up`
-    and `down`. transposed: matrices are stored as [in, out].
+    is gate and up of a gated network. qk_norms: of queries and keys. delta: of layers with linear attention. experts:
+    of layers with experts, in place of `up` and `down`. transposed: matrices are stored as [in, out].
     """
 
     tokens: str = "embed_tokens"
@@ -36,6 +57,7 @@ class TensorNames:
     down: str = "mlp.down_proj"
     after_mlp: str | None = None
     experts: ExpertNames | None = None
+    delta: DeltaNames | None = None
     transposed: bool = False
 
 

@@ -10,7 +10,7 @@ from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
 from roseinfer.models.layer_types import read_layers, repeated_types
 from roseinfer.models.rope_config import read_layer_ropes
-from roseinfer.models.spec import ModelSpec, NormSpec
+from roseinfer.models.spec import VISION_TOWER, ModelSpec, NormSpec
 from roseinfer.models.text_config import read_text_config
 
 # transformers' defaults. Published configs leave out many fields.
@@ -75,7 +75,7 @@ def read_gemma3_with_vision(fields: ConfigFields, architecture: str, max_model_l
         max_model_len,
         readers={"gemma3_text": read_gemma3},
         default="gemma3_text",
-        left_out=("vision tower",),
+        left_out=(VISION_TOWER,),
     )
     if "tie_word_embeddings" in fields:  # otherwise the text model's counts
         spec = replace(spec, tied_embeddings=fields.flag("tie_word_embeddings", True))

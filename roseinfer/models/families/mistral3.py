@@ -4,7 +4,7 @@ from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.families.ministral3 import read_ministral3
 from roseinfer.models.families.mistral import read_mistral
 from roseinfer.models.fields import ConfigFields
-from roseinfer.models.spec import ModelSpec
+from roseinfer.models.spec import VISION_TOWER, ModelSpec
 from roseinfer.models.text_config import read_text_config
 
 _TEXT_READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
@@ -30,7 +30,7 @@ def read_mistral3(fields: ConfigFields, architecture: str, max_model_len: int | 
         readers=_TEXT_READERS,
         default="mistral",
         tied_embeddings=None,
-        left_out=("vision tower",),
+        left_out=(VISION_TOWER,),
     )
 
 

@@ -1,0 +1,84 @@
+"""Linear attention of a block: gated DeltaNet with its projections."""
+
+import torch
+
+from roseinfer.layers.linear import Linear, Split, StackedOutput, normed
+from roseinfer.models.families.family import DeltaNames, TensorNames
+from roseinfer.models.spec import ModelSpec
+from roseinfer.models.step import StepContext
+from roseinfer.parallel.group import Share, share_of
+from roseinfer.quant.base import Norm, WeightSource, read_new
+from roseinfer.state.delta_spec import DeltaSpec
+from roseinfer.state.gated_delta import DeltaLayer, DeltaWeights, Projected, TorchDelta
+
+
+class LinearAttention:
+    """out(delta(qkvz(norm(x)), ba(norm(x)))). Processes share the key heads, each with its value heads."""
+
+    kv_scales = None
+
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        delta = spec.layers[layer].delta
+        assert delta is not None, "the layer has no linear attention"
+        self._index = spec.index_in_kind(layer)
+        self._delta, self._eps = delta, spec.norm.eps
+        self._layer: DeltaLayer
+        self._held: DeltaSpec
+        hidden = spec.hidden_size
+        keys = StackedOutput(delta.keys, delta.key_dim)
+        values = StackedOutput(delta.values, delta.group * delta.value_dim)
+        gates = StackedOutput(delta.value_heads, delta.group)
+        self._in = Linear(hidden, keys, keys, values, values, split=Split.OUTPUTS)
+        # A product of its own: checkpoints in FP8 leave its weight in 16 bits.
+        self._gates = Linear(hidden, gates, gates, split=Split.OUTPUTS)
+        self._out = Linear(delta.values, hidden, split=Split.INPUTS, unit=delta.value_dim)
+
+    def load(self, source: WeightSource, names: TensorNames, prefix: str) -> None:
+        """Load all weights. Raise `ConfigError` for a group that cannot share the heads, and like
+        `WeightSource.read`.
+        """
+        assert names.delta is not None, "the family names no linear attention"
+        own = names.delta.under(prefix)
+        self._held = self._delta.held(source.build.group.size)
+        self._in.load(source, own.qkv, own.qkv, own.qkv, own.z)
+        self._gates.load(source, own.b, own.a)
+        self._out.load(source, own.out)
+        self._layer = TorchDelta(self._held, self._read_weights(source, own))
+
+    def _read_weights(self, source: WeightSource, names: DeltaNames) -> DeltaWeights:
+        build, delta, held = source.build, self._delta, self._held
+        numbers = torch.empty(2, held.value_heads, dtype=torch.float32, device=build.device)
+        for name, into in zip((names.decay, names.dt_bias), numbers, strict=True):
+            source.read(name, into, shard=(share_of(build.group, delta.value_heads, unit=delta.group),))
+        return DeltaWeights(
+            conv=self._read_conv(source, names),
+            decay=-numbers[0].exp(),
+            dt_bias=numbers[1],
+            norm=read_new(source, f"{names.norm}.weight", delta.value_dim, dtype=torch.float32),
+            eps=self._eps,
+        )
+
+    def _read_conv(self, source: WeightSource, names: DeltaNames) -> torch.Tensor:
+        """Return the convolution's weight [taps, channels], stored as [channels, 1, taps]."""
+        delta, group = self._delta, source.build.group
+        into = torch.empty(self._held.channels, 1, delta.taps, dtype=torch.float32, device=source.build.device)
+        before, start = 0, 0
+        for width, unit in ((delta.keys, delta.key_dim),) * 2 + ((delta.values, delta.group * delta.value_dim),):
+            share = share_of(group, width, unit=unit)
+            rows = Share(before + share.start, share.width, delta.channels)
+            part = into[start : start + share.width]
+            source.read(f"{names.conv}.weight", part, shard=(rows, Share(0, 1, 1), Share(0, delta.taps, delta.taps)))
+            before, start = before + width, start + share.width
+        return into[:, 0].T.contiguous()
+
+    def __call__(
+        self, step: StepContext, norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the result for x [T, hidden], plus the residual if there is one, which may be overwritten and may be
+        x itself.
+        """
+        states = step.batch.states
+        assert states is not None, "the step has no slots for states"
+        mixed, z = normed(self._in, norm, x).split((self._held.channels, self._held.values), -1)
+        projected = Projected(mixed, z, normed(self._gates, norm, x))
+        return self._out(self._layer(self._index, projected, states), residual)

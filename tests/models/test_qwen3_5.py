@@ -1,0 +1,179 @@
+"""Qwen3.5 and its successors: published configs, fields that are refused by name, files, 16 bits, ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.attention.spec import AttentionSpec
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+from roseinfer.models.spec import LayerSpec, ModelSpec
+from roseinfer.state.delta_spec import DeltaSpec
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+
+LINEAR, FULL = "linear_attention", "full_attention"
+TEXT_27B: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "layer_types": [*[LINEAR] * 3, FULL] * 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "vocab_size": 248320,
+}
+QWEN3_5_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5",
+    "text_config": TEXT_27B,
+    "tie_word_embeddings": False,
+    "video_token_id": 248057,
+    "vision_config": {"depth": 27, "model_type": "qwen3_5_vision"},
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}
+
+
+def read(folder: Path, config: dict[str, Any], **changes: Any) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return read_model_spec(folder)
+
+
+def test_the_config_of_27b(tmp_path: Path) -> None:
+    spec = read(tmp_path, QWEN3_5_27B)
+    delta = DeltaSpec(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4)
+    attention = AttentionSpec(heads=24, kv_heads=4, head_dim=256, scale=1 / 16)
+    full = LayerSpec(attention=attention, rope=RopeSpec(theta=1e7, rotary_dim=64))
+    assert spec.layers == (*(LayerSpec(delta=delta),) * 3, full) * 16
+    assert spec.attention == (attention,) * 16 and spec.deltas == (delta,) * 48
+    assert (spec.norm.offset, spec.qk_norm, spec.output_gate, spec.qkv_bias) == (1.0, "head", True, False)
+    assert (spec.dtype, spec.max_position, spec.tied_embeddings) == ("bfloat16", 262144, None)
+    assert spec.left_out == ("vision tower", "multi-token prediction head")
+
+
+def test_bytes_of_a_state_of_27b(tmp_path: Path) -> None:
+    """The published size is 146.8 MiB with three inputs of the convolution; here are four."""
+    spec = read(tmp_path, QWEN3_5_27B)
+    assert spec.state_bytes("bfloat16") == 48 * (48 * 128 * 128 * 4 + 10240 * 4 * 2)
+
+
+@pytest.mark.parametrize("left", ["layer_types", "rope_parameters", "attn_output_gate", "linear_num_key_heads"])
+def test_defaults(left: str, tmp_path: Path) -> None:
+    """transformers' own defaults mean the same; without parameters the rotation has another theta."""
+    text = {key: value for key, value in TEXT_27B.items() if key != left}
+    expected, spec = read(tmp_path, QWEN3_5_27B), read(tmp_path, QWEN3_5_27B, text_config=text)
+    if left != "rope_parameters":
+        assert spec == expected
+    else:
+        assert {layer.rope for layer in spec.layers} == {None, RopeSpec(theta=1e4, rotary_dim=64)}
+
+
+def test_transformers_spelling_means_the_same(tmp_path: Path) -> None:
+    expected = read(tmp_path, QWEN3_5_27B)
+    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert read_model_spec(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attn_output_gate", False),
+        ("mamba_ssm_dtype", "bfloat16"),
+        ("layer_types", [LINEAR] * 64),
+        ("layer_types", ["sliding_attention"] * 64),
+        ("linear_num_value_heads", 40),
+        ("linear_key_head_dim", 0),
+        ("hidden_act", "tanh"),
+        ("use_flash_linear_attention_2", True),
+        ("model_type", "qwen9_text"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(field: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=field):
+        read(tmp_path, QWEN3_5_27B, text_config={**TEXT_27B, field: value})
+
+
+def load(folder: Path, dtype: str = "float32") -> HandRunner:
+    spec, device = read_model_spec(folder), torch.device("cpu")
+    return HandRunner(load_model(folder, spec, dtype=dtype, device=device, load_format="auto", seed=0))
+
+
+def run(runner: HandRunner, tokens: list[int], counts: list[int]) -> torch.Tensor:
+    table, start, found = runner.blocks.table(len(tokens)), 0, []
+    for count in counts:
+        found += runner.run([HandRow(tokens=tokens, table=table, start=start, count=count)])
+        start += count
+    return torch.cat(found)
+
+
+TOKENS = list(range(2, 52))
+
+
+@pytest.mark.parametrize("counts", [[50], [5] * 10, [47, 1, 1, 1]])
+def test_a_checkpoint_with_vision_tower_and_draft_head(counts: list[int], tmp_path: Path) -> None:
+    reference = make_reference("qwen3.5-vision")
+    save_reference(reference, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert any(".visual." in name for name in tensors) and "model.language_model.embed_tokens.weight" in tensors
+    tensors |= {"mtp.fc.weight": torch.randn(8, 16), "mtp.layers.0.self_attn.q_norm.weight": torch.randn(8)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    logits = run(load(tmp_path), TOKENS, counts)
+    torch.testing.assert_close(logits, reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    reference = make_reference("qwen3.5")
+    logits = run(load(save_reference(reference, tmp_path), "bfloat16"), TOKENS, [30, 19, 1])
+    expected = reference_logits(reference, TOKENS)
+    assert (logits - expected).square().mean(1).sqrt().median() / expected.std() < 0.05
+
+
+def test_an_unknown_tensor_is_an_error(tmp_path: Path) -> None:
+    save_reference(make_reference("qwen3.5"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.linear_attn.bias"] = torch.ones(3)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="unexpected tensor"):
+        load(tmp_path)
+
+
+def test_drawn_weights(tmp_path: Path) -> None:
+    save_reference(make_reference("qwen3.5"), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    spec, device = read_model_spec(tmp_path), torch.device("cpu")
+    model = load_model(tmp_path, spec, dtype="float32", device=device, load_format="dummy", seed=0)
+    assert run(HandRunner(model), TOKENS, [40, 10]).isfinite().all()
