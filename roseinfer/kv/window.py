@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import WindowPool
 from roseinfer.kv.blocks import Chain, Digest
 from roseinfer.kv.group import BlockGroup, BlockTable
@@ -26,13 +27,13 @@ class WindowGroup(BlockGroup):
     """
 
     def __init__(self, pool: WindowPool, block_size: int, step_tokens: int, digest: Digest) -> None:
-        """step_tokens: most tokens of a row. Raise ValueError if the pool cannot hold one sequence."""
+        """step_tokens: most tokens of a row. Raise `ConfigError` if the pool cannot hold one sequence."""
         super().__init__(pool.num_blocks, block_size, digest=digest)
         self.window = pool.window
         # A chunk of a prompt needs the window before it, and both may begin and end within a block.
         self.most_blocks = self.blocks_for(pool.window + step_tokens) + 1
         if pool.num_blocks < self.most_blocks:
-            raise ValueError(
+            raise ConfigError(
                 f"a window of {pool.window} tokens and steps of {step_tokens} need {self.most_blocks} blocks, "
                 f"not {pool.num_blocks}"
             )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from roseinfer.core.clock import AdvancingClock
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
-from roseinfer.core.runner import PassThrough, Runner
+from roseinfer.core.runner import PassThrough, Runner, WindowPool
 from roseinfer.sched.cost.params import CostParams, work_of
 
 
@@ -28,7 +28,7 @@ class Machine:
 
     `slowdown`: pairs (at_s, factor) in order; steps that begin from that time on take `factor` times as long.
     `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
-    drafts, by position; empty = no step verifies drafts.
+    drafts, by position; empty = no step verifies drafts. `windows`: pools of the KV groups after the first.
     """
 
     cost: CostParams = field(default_factory=CostParams)
@@ -36,6 +36,7 @@ class Machine:
     max_model_len: int = 4096
     num_kv_blocks: int = 8192
     num_host_blocks: int = 0
+    windows: tuple[WindowPool, ...] = ()
     block_size: int = 16
     prefix_caching: bool = True
     believed: CostParams | None = None

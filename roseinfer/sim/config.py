@@ -7,7 +7,7 @@ from roseinfer.core.config.engine import check_block_size
 from roseinfer.core.config.option import check_positive, option, positive_numbers
 from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import ExpertChoice, WindowPool
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.params import CostParams
@@ -162,6 +162,11 @@ class CostConfig:
     max_model_len: int = option(4096, "context in tokens")
     num_kv_blocks: int = option(8192, "KV blocks")
     num_host_blocks: int = option(0, "KV blocks in host memory beyond those; 0 = none")
+    kv_windows: str | None = option(
+        None,
+        "further KV groups, as tokens of the window:blocks, for layers that see a window only",
+        metavar="WINDOW:BLOCKS,...",
+    )
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
@@ -179,6 +184,21 @@ class CostConfig:
             raise ConfigError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
         if self.num_host_blocks and not self.enable_prefix_caching:
             raise ConfigError("num_host_blocks needs enable_prefix_caching, which finds the blocks")
+        if self.num_host_blocks and self.kv_windows:
+            raise ConfigError(
+                "num_host_blocks and kv_windows exclude each other: host memory holds blocks of all layers"
+            )
+        self._window_pools()
+
+    def _window_pools(self) -> tuple[WindowPool, ...]:
+        pools = []
+        for part in (self.kv_windows or "").split(","):
+            window, _, blocks = part.partition(":")
+            if part and not (window.isdecimal() and blocks.isdecimal() and int(window) and int(blocks)):
+                raise ConfigError(f"kv_windows must be pairs of positive integers like 1024:4000, got {part!r}")
+            if part:
+                pools.append(WindowPool(int(window), int(blocks)))
+        return tuple(pools)
 
     def _check_experts(self) -> None:
         count, top_k = self.num_experts, self.num_experts_per_tok
@@ -225,6 +245,7 @@ class CostConfig:
             max_model_len=self.max_model_len,
             num_kv_blocks=self.num_kv_blocks,
             num_host_blocks=self.num_host_blocks,
+            windows=self._window_pools(),
             block_size=self.block_size,
             prefix_caching=self.enable_prefix_caching,
         )

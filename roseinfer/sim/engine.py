@@ -117,7 +117,7 @@ class StepMonitor:
         self._learnt = cost.steps
 
     def look(self) -> None:
-        self.blocks = max(self.blocks, self._kv.num_blocks - self._kv.num_free)
+        self.blocks = max(self.blocks, self._kv.num_used)
         if self._cost.steps > self._learnt:
             self._learnt = self._cost.steps
             self.cost_errors.append((abs(self._cost.errors[-1]), self._cost.rho))
@@ -158,6 +158,8 @@ class SimulatedEngine:
             machine.block_size,
             prefix_caching=machine.prefix_caching,
             num_host_blocks=machine.num_host_blocks,
+            windows=machine.windows,
+            step_tokens=limits.max_tokens,
         )
         belief = machine.belief
         drafting = None
