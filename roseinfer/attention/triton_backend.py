@@ -177,6 +177,10 @@ class TritonAttention:
         self._few = self._queries_of_few(batch)
         if not self._few:
             self._divide(batch)
+            if self._skipping and batch.decode_len is None and batch.num_decodes == batch.num_rows:
+                # Here, since layers' kernels rely on plans that are older than the step's first layer.
+                for workspace in self._skipping.values():
+                    plan_decode(batch.context_len, batch.num_rows, workspace)
 
     def _queries_of_few(self, batch: ForwardBatch) -> int:
         """Return the most queries of a row for the kernels of few tokens; 0 for the other kernels."""
@@ -215,7 +219,7 @@ class TritonAttention:
         assert batch is not None, "begin comes before forward"
         kv, paging = self._caches[layer], batch.paging[self._group_of[layer]]
         scales = (heads.kv_scales or self._ones) if self._shape.kv_dtype == CODES else None
-        if self._few and not spec.skips_first:
+        if self._few:
             return self._attend_few(qkv, heads, kv, paging, scales)
         store_qkv(qkv, heads, kv, paging.slots, batch.positions, scales)
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
@@ -245,8 +249,7 @@ class TritonAttention:
     ) -> None:
         """Attend in a step of decodes; see `AttentionSpec.skips_first`."""
         batch, workspace = self._batch, self._skipping[spec.window]
-        assert batch is not None and batch.max_query == 1 and batch.chunk_map is None, "there are no chunks"
-        plan_decode(batch.context_len, batch.num_rows, workspace)
+        assert batch is not None and batch.num_decodes == batch.num_rows, "there are no chunks"
         where = (paging.tables, batch.table_rows, batch.context_len)
         decode_attention(q, *kv, *where, out, spec.scale, workspace, scales, sinks)
 
@@ -264,8 +267,10 @@ class TritonAttention:
         where, prepared, window = (*kv, paging.tables, batch.table_rows), heads.preparation, spec.window or 0
         lengths, slots, work = batch.context_len, paging.slots, self._few_workspace
         if self._few == 1:
-            decode_few(qkv, *where, lengths, slots, prepared, out, spec.scale, work, window, scales, heads.sinks)
+            rest = out, spec.scale, work, window, scales, heads.sinks
+            decode_few(qkv, *where, lengths, slots, prepared, *rest, skips_first=spec.skips_first)
         else:
+            assert not spec.skips_first, "rows have one token"
             starts, scale, sinks = batch.query_start, spec.scale, heads.sinks
             verify_few(qkv, *where, starts, lengths, slots, prepared, out, scale, work, window, scales, sinks)
         return out.view(qkv.shape[0], -1)

@@ -13,6 +13,7 @@ import torch
 from roseinfer.kernels.attention.decode_config import DecodeConfig
 from roseinfer.kernels.attention.decode_forms import attend_elementwise, attend_matrix, attend_tokens
 from roseinfer.kernels.attention.paged import (
+    ENDLESS_TOKENS,
     LOG2_E,
     blocks_of,
     gathered,
@@ -24,9 +25,6 @@ from roseinfer.kernels.attention.paged import (
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
-
-# Window that is longer than any context. With one, tiles are masked by the first visible token.
-_ENDLESS_TOKENS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         TILE=config.tile,
         FORM=config.form,
-        WINDOW=workspace.window or (_ENDLESS_TOKENS if workspace.skips_first else 0),
+        WINDOW=workspace.window or (ENDLESS_TOKENS if workspace.skips_first else 0),
         SKIPS_FIRST=workspace.skips_first,
         STAGES=config.num_stages,
         FP8=kv_scales is not None,

@@ -23,7 +23,7 @@ from roseinfer.kernels.attention.decode_few_kernel import (
     merge_kernel,
 )
 from roseinfer.kernels.attention.heads import HeadPreparation
-from roseinfer.kernels.attention.paged import LOG2_E, padded_dim
+from roseinfer.kernels.attention.paged import ENDLESS_TOKENS, LOG2_E, padded_dim
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES
 
@@ -96,11 +96,14 @@ def decode_few(
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     sinks: torch.Tensor | None = None,
+    *,
+    skips_first: bool = False,
 ) -> None:
     """Apply `store_heads` and then `decode_attention` to R <= MAX_ROWS rows, with their arguments; qkv is not changed.
 
     qkv: [R, (heads + 2 * kv_heads) * D]. slots: [R] int64. The position of a row's query is the last of its context.
-    With slot -1 its key and value are in the cache already. out: [R, heads, D].
+    With slot -1 its key and value are in the cache already. out: [R, heads, D]. skips_first: only a row of one token
+    sees the first one.
     """
     rows, kv_heads = out.shape[0], k_cache.shape[2]
     assert rows <= MAX_ROWS
@@ -109,7 +112,7 @@ def decode_few(
     paged = k_cache, v_cache, tables, table_rows, context_len, slots
     grid = kv_heads, rows, parts
     rest = out, scale, workspace, window, kv_scales, sinks
-    _launch(grid, qkv, paged, context_len, preparation, *rest, parts, rows)
+    _launch(grid, qkv, paged, context_len, preparation, *rest, parts, rows, skips_first=skips_first)
 
 
 def verify_few(
@@ -192,6 +195,7 @@ def _launch(
     queries: int = 1,
     *,
     many: bool = False,
+    skips_first: bool = False,
 ) -> None:
     """Launch the kernel. paged: its arguments from `k_cache` to `slots`. query_start: read if rows may have `many`
     tokens, of which a program takes `queries`.
@@ -233,7 +237,8 @@ def _launch(
         D_PAD=padded_dim(head_dim),
         BLOCK_SIZE=block_size,
         TILE=_tile(head_dim, k_cache.dtype),
-        WINDOW=window,
+        WINDOW=window or (ENDLESS_TOKENS if skips_first else 0),
+        SKIPS_FIRST=skips_first,
         STAGES=_STAGES,
         **preparation.options(head_dim),
         FP8=kv_scales is not None,

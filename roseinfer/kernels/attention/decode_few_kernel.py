@@ -56,6 +56,7 @@ def few_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SKIPS_FIRST: tl.constexpr,
     STAGES: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
@@ -88,7 +89,9 @@ def few_kernel(
         old = context - (slot >= 0).to(tl.int32)
         least = tl.maximum(tl.cdiv(_tiles_of_all(context_len, TILE, WINDOW), budget), 1)
         first, tiles = _tiles(context, 1, old, TILE, WINDOW)
-        length = _part_length(tiles, tl.minimum(parts, _PARTS), parts, least)
+        length = tl.maximum(tl.cdiv(tiles, tl.minimum(parts, _PARTS)), least)
+        if length > _LONG:
+            length = tl.maximum(tl.cdiv(tiles, parts), least)
         parts = tl.maximum(tl.cdiv(tiles, length), 1)
     else:
         row, part, tile, parts, length = _part_of(
@@ -120,15 +123,22 @@ def few_kernel(
 
     dim = tl.arange(0, D_PAD)
     member = tl.arange(0, ROWS)
-    index = first_query + member // GROUP  # of a query among the row's
-    real = (index < count) & (member < QUERIES * GROUP)
+    # One token is addressed by scalars: it takes up to a microsecond less than the general form.
     if not MANY:
-        position = tl.full([1], 0, tl.int32) + context - 1
+        head = kv_head * GROUP + member
+        real = member < GROUP
+        position = context - 1
+        qkv += token.to(tl.int64) * qkv_stride
+        query_at = head * D
     else:
+        head = kv_head * GROUP + member % GROUP
+        index = first_query + member // GROUP  # of a query among the row's
+        real = (index < count) & (member < QUERIES * GROUP)
         position = tl.minimum(old + index, context - 1)
-    query_at = (token + index).to(tl.int64) * qkv_stride + (kv_head * GROUP + member % GROUP) * D
+        query_at = (token + index).to(tl.int64) * qkv_stride + head * D
     query = _turned(
         qkv, query_at, real, q_weight, queries_cos_sin, position, eps, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED,
+        MANY,
     ).to(qkv.dtype.element_ty)  # fmt: skip
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
@@ -142,14 +152,18 @@ def few_kernel(
         NEW: tl.constexpr = 16 if MANY else 1  # the least that the matrix units take
         new = tl.arange(0, NEW)
         is_token = new < count
-        to = tl.load(slots + token + new, mask=is_token, other=-1)
-        if MANY:
+        if not MANY:
+            to = tl.full([1], 0, tl.int64) + slot
+            new_position = position
+            key_at = new + (HEADS + kv_head) * D
+        else:
+            to = tl.load(slots + token + new, mask=is_token, other=-1)
             to = tl.where(first_query == 0, to, -1)  # one tile of queries writes for all
-        key_at = (token + new).to(tl.int64) * qkv_stride + (HEADS + kv_head) * D
-        new_position = tl.minimum(context - count + new, context - 1)
+            new_position = tl.minimum(context - count + new, context - 1)
+            key_at = (token + new).to(tl.int64) * qkv_stride + (HEADS + kv_head) * D
         key = _turned(
             qkv, key_at, is_token, k_weight, keys_cos_sin, new_position, eps, D, D_PAD, NORM, ROTATE, ROTATED,
-            INTERLEAVED,
+            INTERLEAVED, MANY,
         )  # fmt: skip
         value_at = qkv + (key_at + KV_HEADS * D)[:, None] + dim[None, :]
         value = tl.load(value_at, mask=is_token[:, None] & (dim < D)[None, :], other=0.0).to(tl.float32)
@@ -177,18 +191,20 @@ def few_kernel(
     if WINDOW > 0:
         seen_from = tl.maximum(context - count + 1 - WINDOW, 0)
         own_from = position + 1 - WINDOW
+    if SKIPS_FIRST:
+        seen_from = tl.maximum(seen_from, tl.minimum(1, context - 1))
     peak, total, acc = add_tiles(
         query, k_cache + kv_head * D, v_cache + kv_head * D, table, block, begin, end, seen_from, own_from, old, scale,
         peak, total, acc, block_stride, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
         MANY,
     )  # fmt: skip
-    head = kv_head * GROUP + member % GROUP
     if SINKS:
         peak, total, acc = with_sinks(sinks, head, real, part == 0, peak, total, acc)
     if FP8:
         acc *= v_scale
 
-    token += index
+    if MANY:
+        token += index
     mask = real[:, None] & (dim < D)[None, :]
     if parts == 1:
         target = out + (token * HEADS + head)[:, None] * D + dim[None, :]
@@ -316,11 +332,11 @@ def _ask(
 @triton.jit
 def _turned(
     base, at, real, weight_ptr, angles, position, eps, D: tl.constexpr, D_PAD: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Return the heads at base + at, [rows, D_PAD] float32, normalised and rotated as asked (see `heads`).
 
-    position: of each head's token, or one for all.
+    position: of each head's token with MANY; otherwise one number for all.
     """
     dim = tl.arange(0, D_PAD)
     inside = dim < D
@@ -336,10 +352,16 @@ def _turned(
         if ROTATE:
             y *= scale * tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
     if ROTATE:
-        turn = angles + (position * D)[:, None] + angle[None, :]
-        cos = tl.load(turn, mask=inside[None, :], other=0.0)
-        sin = tl.load(turn + D // 2, mask=inside[None, :], other=0.0)
-        x = x * cos + y * (sign[None, :] * sin)
+        if MANY:
+            turn = angles + (position * D)[:, None] + angle[None, :]
+            cos = tl.load(turn, mask=inside[None, :], other=0.0)
+            sin = tl.load(turn + D // 2, mask=inside[None, :], other=0.0)
+            x = x * cos + y * (sign[None, :] * sin)
+        else:  # as lines of two dimensions, angles would change their layout in shared memory
+            turn = angles + position * D + angle
+            cos = tl.load(turn, mask=inside, other=0.0)
+            sin = tl.load(turn + D // 2, mask=inside, other=0.0)
+            x = x * cos[None, :] + y * (sign * sin)[None, :]
     if NORM == NORM_AFTER:
         scale = norm_scale(tl.sum(x * x, 1), D, eps)
         x *= scale * tl.load(weight_ptr + dim, mask=inside, other=0.0).to(tl.float32)[None, :]

@@ -7,6 +7,8 @@ from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
 # Scores are scaled by it, so that exp2, for which the GPU has an instruction, can replace exp.
 LOG2_E = 1.4426950408889634
 _LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
+# Window that is longer than any context. With one, tiles are masked by the first visible token.
+ENDLESS_TOKENS = 1 << 30
 
 
 def padded_dim(head_dim: int) -> int:

@@ -22,8 +22,8 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 class Layer:
     """Rows whose last token's key and value are not stored yet, and the transformation of heads."""
 
-    def __init__(self, case: PagedCase, *, llama: bool, window: int = 0) -> None:
-        self.case, self.window = case, window
+    def __init__(self, case: PagedCase, *, llama: bool, window: int = 0, skips_first: bool = False) -> None:
+        self.case, self.window, self.skips_first = case, window, skips_first
         self.rows, self.heads, self.dim = case.q.shape
         self.kv_heads = case.k_cache.shape[2]
         device, dtype = case.q.device, case.q.dtype
@@ -48,7 +48,8 @@ class Layer:
         store_heads_reference(qkv, *heads, case.k_cache, case.v_cache, *turning, case.kv_scales)
         q = qkv[:, : self.heads * self.dim].view(case.q.shape)
         paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
-        return decode_attention_reference(q, *paged, case.scale, self.window, case.kv_scales, sinks=case.sinks)
+        options = (case.scale, self.window, case.kv_scales)
+        return decode_attention_reference(q, *paged, *options, skips_first=self.skips_first, sinks=case.sinks)
 
     def run(self, workspace: FewWorkspace) -> torch.Tensor:
         case = self.case
@@ -56,7 +57,7 @@ class Layer:
         paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
         turning = self.slots, self.preparation
         rest = case.out, case.scale, workspace, self.window, case.kv_scales, case.sinks
-        decode_few(self.qkv, *paged, *turning, *rest)
+        decode_few(self.qkv, *paged, *turning, *rest, skips_first=self.skips_first)
         return case.out
 
 
@@ -131,6 +132,16 @@ def test_a_token_that_is_not_to_be_written_is_in_the_cache_already(device) -> No
     before = layer.case.k_cache.clone()
     assert_near(layer.run(workspace_of(layer, 2)), expected)
     assert torch.equal(layer.case.k_cache.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize(("window", "codes"), [(0, False), (33, True)])
+def test_only_a_row_of_one_token_sees_a_first_key_that_is_skipped(window, codes, device) -> None:
+    options = {"codes": codes, "llama": True, "window": window, "skips_first": True}
+    layer = layer_of((1, 2, 17, 34, 65), 4, 2, 16, 16, torch.float32, device, **options)
+    found = layer.run(workspace_of(layer, 3)).clone()
+    assert_near(found, layer.expected(), 4)
+    layer.slots.fill_(-1)
+    assert_near(layer.run(workspace_of(layer, 1)), found, 4)
 
 
 def test_rows_that_it_is_for() -> None:
