@@ -1,11 +1,16 @@
 """Speed of one engine with drafts, compared with the same engine without.
 
     python -m benchmarks.speculation recorded [--model qwen3-8b] [--loads 1:0.2 64:0.8 256:0.8] [--drafts 4]
+    python -m benchmarks.speculation eagle [--model qwen3-8b] [--context 1024] [--rows 1 4 16 64]
     python -m benchmarks.speculation text MODEL FILE ... [--methods ngram suffix auto] [--option device=cpu]
 
 `recorded` runs a model of the GPU table with dummy weights. A load is STREAMS:WRONG: that many requests decode at once,
 and their drafts are the tokens that they give without drafts, each replaced by a wrong one with probability WRONG. The
 weights are such that a text depends on its last token only: else it would change with every rounding.
+
+`eagle` gives that model a random EAGLE-3 head, and measures steps of rows alone: of one token, of a token and three
+drafts, and with draft steps of the head after them. Two steps are in flight, as long as nothing else is said. Then it
+runs an engine with the head, which is never right, compared with the same engine while it does not draft.
 
 `text` runs a real model on files, one request at a time. "Continue" goes on behind the first tokens of a file. "Repeat"
 is given the file and the first lines of a copy, and goes on with the copy, as an answer with an edited file does.
@@ -27,6 +32,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.draft_head import measure, write_head
 from benchmarks.gpu_rows import MODELS
 from benchmarks.model_folders import write_folder
 from roseinfer.bench.report import header, table
@@ -173,6 +179,25 @@ def recorded(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
         core.close()
 
 
+def eagle(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    with tempfile.TemporaryDirectory() as made:
+        folder = write_folder(args.model, Path(made))
+        head = write_head(folder, Path(made) / "head")
+        options = {"max_model_len": args.context + args.tokens + 64, "max_num_seqs": max(*args.rows, *args.streams)}
+        method = f"eagle3:{head},tokens=7"
+        core, drafting, vocab = start(
+            str(folder), folder, load_format="dummy", speculation=method, **{**options, **dict(args.option)}
+        )
+        print(table(list(measure(core, args.context, args.rows, args.block_size, vocab))), flush=True)
+        rng = random.Random(args.seed)
+        params = SequenceParams(max_tokens=args.tokens, temperature=0.0, ignore_eos=True)
+        for streams in args.streams:
+            ids = [rng.choices(range(1000, vocab), k=args.context) for _ in range(streams)]
+            jobs = {f"{streams}-{i}": Prompt(own, params) for i, own in enumerate(ids)}
+            yield f"{streams} streams", compare(core, drafting, partial(unchanged, jobs), args.repeats)
+        core.close()
+
+
 def unchanged(jobs: Mapping[str, Prompt], repeat: int) -> Mapping[str, Prompt]:
     return jobs
 
@@ -212,6 +237,9 @@ def mean_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+KINDS = {"recorded": recorded, "eagle": eagle, "text": text}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
@@ -223,13 +251,20 @@ def main() -> None:
     dummy.add_argument(
         "--option", action="append", default=[], type=_option, metavar="NAME=VALUE", help="of the engine"
     )
+    head = kinds.add_parser("eagle")
+    head.add_argument("--model", default="qwen3-8b", choices=list(MODELS))
+    head.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 64], help="of the steps that are measured")
+    head.add_argument("--streams", nargs="*", type=int, default=[1, 64], help="of the engine")
+    head.add_argument("--context", type=int, default=1024, help="tokens of each prompt")
+    head.add_argument("--block-size", type=int, default=16)
+    head.add_argument("--option", action="append", default=[], type=_option, metavar="NAME=VALUE", help="of the engine")
     real = kinds.add_parser("text")
     real.add_argument("model")
     real.add_argument("files", nargs="+", type=Path)
     real.add_argument("--methods", nargs="+", default=["ngram", "suffix"])
     real.add_argument("--context", type=int, default=300, help="most tokens of a file")
     real.add_argument("--option", action="append", default=[], type=_option, metavar="NAME=VALUE", help="of the engine")
-    for kind in (dummy, real):
+    for kind in (dummy, head, real):
         kind.add_argument("--tokens", type=int, default=256, help="of each output")
         kind.add_argument("--repeats", type=int, default=3)
         kind.add_argument("--seed", type=int, default=0)
@@ -238,7 +273,7 @@ def main() -> None:
     said = {name: value for name, value in vars(args).items() if name not in ("kind", "json", "option")}
     print(header(f"speculation {args.kind}", said))
     rows = {}
-    for name, row in (recorded if args.kind == "recorded" else text)(args):
+    for name, row in KINDS[args.kind](args):
         rows[name] = row
         print(show({name: row}), flush=True)
     print(show(rows))

@@ -266,12 +266,15 @@ class TritonAttention:
         out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         where, prepared, window = (*kv, paging.tables, batch.table_rows), heads.preparation, spec.window or 0
         lengths, slots, work = batch.context_len, paging.slots, self._few_workspace
+        scale, sinks = spec.scale, heads.sinks
         if self._few == 1:
-            rest = out, spec.scale, work, window, scales, heads.sinks
-            decode_few(qkv, *where, lengths, slots, prepared, *rest, skips_first=spec.skips_first)
+            skips = spec.skips_first
+            decode_few(
+                qkv, *where, lengths, slots, prepared, out, scale, work, window, scales, sinks, skips_first=skips
+            )
         else:
             assert not spec.skips_first, "rows have one token"
-            starts, scale, sinks = batch.query_start, spec.scale, heads.sinks
+            starts = batch.query_start
             verify_few(qkv, *where, starts, lengths, slots, prepared, out, scale, work, window, scales, sinks)
         return out.view(qkv.shape[0], -1)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -24,7 +25,7 @@ from roseinfer.models.pooling.config import PoolingSpec
 from roseinfer.models.pooling.heads import EmbeddingHead, YesNoHead
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.cuda_graphs import DecodeGraphs, GraphRecorder, decode_buckets
-from roseinfer.runner.draft_steps import DraftSteps
+from roseinfer.runner.draft_steps import DraftSteps, HeadSteps
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
@@ -42,7 +43,7 @@ class Shape:
     num_blocks: KV blocks of the first of `groups`; window_blocks: of each further group. backend: as `resolve_backend`
     returns. kv_dtype: format of K and V in the store. num_host_blocks: KV blocks in host
     memory, 0 for none. captured_tokens: size of the largest step with prompts that is captured. pooling: how vectors
-    are made; None for generated text.
+    are made; None for generated text. max_ahead: most drafts that a head makes after a row.
     """
 
     block_size: int
@@ -58,6 +59,14 @@ class Shape:
     window_blocks: tuple[int, ...] = ()
     num_host_blocks: int = 0
     pooling: PoolingSpec | None = None
+    max_ahead: int = 0
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    def capture(self, pool: Any) -> None:
+        """Record CUDA graphs with this memory pool."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +82,9 @@ class Assembly:
     forward: ForwardPass
     seats: SeatTable
     graphable: bool
-    graphs: tuple[DecodeGraphs | MixedGraphs, ...]
+    graphs: tuple[Capturable, ...]
     copier: Copier | None = None
-    draft_steps: DraftSteps | None = None
+    draft_steps: HeadSteps | None = None
 
     def capture(self) -> None:
         """Record the graphs, which share one memory pool."""
@@ -106,11 +115,13 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
         with stage("taking host memory for K and V"):
             copier = make_copier(store, HostStore(shape.num_host_blocks, store))
     runner: ModelRunner | PoolingRunner
-    draft_steps: DraftSteps | None = None
+    draft_steps: HeadSteps | None = None
     if shape.pooling is None:
         if isinstance(model, DraftingModel):
             model.take_seats(shape.max_num_seqs + 1, shape.limits.max_tokens)
-            draft_steps = DraftSteps(model, attention, store, seats)
+            draft_steps = _draft_steps(model, attention, store, seats, shape)
+            if shape.graphs and isinstance(draft_steps, Capturable):
+                graphs = (*graphs, draft_steps)
         runner = ModelRunner(model, forward, store, seats, shape.limits, copier, draft_steps)
     else:
         pooler = _pooler(model, shape.pooling, seats)
@@ -153,7 +164,7 @@ def make_copier(store: KVStore, host: HostStore) -> Copier:
 
 def _forward_pass(
     model: CausalLM, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape, group: LiveGroup
-) -> tuple[ForwardPass, tuple[DecodeGraphs | MixedGraphs, ...]]:
+) -> tuple[ForwardPass, tuple[Capturable, ...]]:
     if not isinstance(attention, GraphableAttention):
         return EagerForward(model, attention, store, from_rows(seats)), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
@@ -170,6 +181,17 @@ def _forward_pass(
         return mixed, (mixed,)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice, recorder)
     return decodes, (decodes, mixed)
+
+
+def _draft_steps(
+    model: DraftingModel, attention: AttentionBackend, store: KVStore, seats: SeatTable, shape: Shape
+) -> HeadSteps:
+    if not isinstance(attention, GraphableAttention):
+        return DraftSteps(model, attention, store, seats)
+    from roseinfer.runner.cuda_draft_steps import CudaDraftSteps
+
+    rows = shape.limits.max_rows
+    return CudaDraftSteps(model, attention, store, seats, rows, shape.max_ahead, GraphRecorder())
 
 
 def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:

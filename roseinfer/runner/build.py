@@ -259,6 +259,7 @@ def _shape(
         kv_dtype=kv_dtype,
         graphs=not config.model.enforce_eager,
         groups=groups,
+        max_ahead=drafts_ahead(config.speculation, None),
     )
 
 

@@ -7,9 +7,8 @@ import torch
 from roseinfer.core.plan import Row, StepLimits
 from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
-from roseinfer.models.eagle.model import DraftingModel
+from roseinfer.runner.cuda_draft_steps import CudaDraftSteps
 from roseinfer.runner.cuda_sampler import CudaTokenChooser
-from roseinfer.runner.draft_steps import DraftSteps
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import Feature
@@ -37,9 +36,8 @@ def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> 
             return
         for counts in steps:
             _forward(assembly, model, choice, counts)
-        if assembly.draft_steps is not None and isinstance(model, DraftingModel):
-            for rows in sizes:
-                _draft(assembly.draft_steps, model, rows)
+        if isinstance(assembly.draft_steps, CudaDraftSteps):
+            assembly.draft_steps.launch_all()
 
 
 def _chunks(model: CausalLM, most: int) -> set[int]:
@@ -49,13 +47,6 @@ def _chunks(model: CausalLM, most: int) -> set[int]:
     if model.spec.experts is None:
         return {min(2, most), most}
     return {min(tokens, most) for tokens in (384, 768, *(1 << power for power in range(1, most.bit_length() + 1)))}
-
-
-def _draft(draft_steps: DraftSteps, model: DraftingModel, rows: int) -> None:
-    numbers = torch.arange(rows, device=model.device)
-    first = torch.zeros_like(numbers)
-    states = torch.zeros((rows, model.head.spec.hidden_size), dtype=model.dtype, device=model.device)
-    draft_steps.forward(numbers, first, first, states, [1] * rows)
 
 
 def _forward(assembly: "Assembly", model: CausalLM, choice: CudaTokenChooser | None, counts: list[int]) -> None:

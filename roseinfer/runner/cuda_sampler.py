@@ -17,11 +17,12 @@ _BUFFER_COUNT = 3
 class CudaTokenChooser:
     """Greedy and random choice of tokens for the seats of one table.
 
-    A row's token depends only on its seed, position and logits.
+    A row's token depends only on its seed, position and logits. pool: gets the tokens; by default the table's.
     """
 
-    def __init__(self, seats: SeatTable) -> None:
+    def __init__(self, seats: SeatTable, pool: torch.Tensor | None = None) -> None:
         self._seats = seats
+        self._pool = seats.tokens if pool is None else pool
 
     def choose(self, logits: torch.Tensor, seats: torch.Tensor, ends: torch.Tensor, features: int) -> torch.Tensor:
         """Choose tokens as `Sampler._choose`. logits: [n, V]; seats, ends: [n] integers; features: union
@@ -30,10 +31,10 @@ class CudaTokenChooser:
         table = self._seats
         tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if not features & Feature.RANDOM:
-            greedy(logits, seats, ends, table.tokens, tokens)
+            greedy(logits, seats, ends, self._pool, tokens)
             return tokens
         filtered = bool(features & Feature.FILTERED)
-        draw(logits, seats, ends, table.settings, table.integers, table.tokens, tokens, filtered=filtered)
+        draw(logits, seats, ends, table.settings, table.integers, self._pool, tokens, filtered=filtered)
         return tokens
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from roseinfer.runner.sampler import Sampler
 from roseinfer.runner.seats import MIN_TEMPERATURE, SeatTable
 
 
-class _Row(NamedTuple):
+class DraftingRow(NamedTuple):
     """Row of a plan that samples. `number`: its index in the plan. `first`: the packed token that its first sample
     follows. `sample`: number of that sample in the step. `end`: the sample's position. `ahead`: drafts to make.
     """
@@ -56,8 +56,23 @@ class MadeDrafts:
         return found
 
 
+class HeadSteps(Protocol):
+    """Draft steps of one runner's head."""
+
+    def admit(self, seats: list[int]) -> None:
+        """Forget the states of earlier requests in these seats."""
+        ...
+
+    def run(self, plan: StepPlan, columns: Columns, sampled: torch.Tensor) -> MadeDrafts | None:
+        """Make the drafts that the plan asks for, after its rows have `sampled` tokens [n], as `Samples` orders them.
+
+        Without any, only note which state is each seat's last. columns: of the plan's rows.
+        """
+        ...
+
+
 class DraftSteps:
-    """Draft steps of one runner, over its seats and its KV store."""
+    """Draft steps of one runner, over its seats and its KV store, launched operation by operation."""
 
     def __init__(self, model: DraftingModel, attention: AttentionBackend, store: KVStore, seats: SeatTable) -> None:
         self._model, self._head = model, model.head
@@ -70,13 +85,10 @@ class DraftSteps:
         self._model.admit(upload(seats, torch.int64, self._seats.device))
 
     def run(self, plan: StepPlan, columns: Columns, sampled: torch.Tensor) -> MadeDrafts | None:
-        """Make the drafts that the plan asks for, after its rows have `sampled` tokens [n], as `Samples` orders them.
-
-        Without any, only note which state is each seat's last. columns: of the plan's rows.
-        """
+        """Make drafts as `HeadSteps.run` does."""
         if not (plan.num_drafts or plan.ahead):
             return None
-        rows = sorted(_sampling_rows(columns, plan.ahead), key=lambda row: -row.ahead)
+        rows = sorted(sampling_rows(columns, plan.ahead), key=lambda row: -row.ahead)
         if not rows:
             return None
         layout = [[row.seat, row.first, row.sample, row.end] for row in rows]
@@ -91,7 +103,7 @@ class DraftSteps:
         newest = sampled.index_select(0, sample + right).clamp_min_(0)  # a failed row's is negative
         return self._draft(rows, seat, end + right, newest, states)
 
-    def _count_right(self, rows: list[_Row], sample: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    def _count_right(self, rows: list[DraftingRow], sample: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         """Return how many leading drafts of each row were right, [n] int64. sample: of the rows, [n]."""
         most = max(len(row.drafts) for row in rows)
         if not most:
@@ -105,7 +117,7 @@ class DraftSteps:
 
     def _draft(
         self,
-        rows: list[_Row],
+        rows: list[DraftingRow],
         seat: torch.Tensor,
         position: torch.Tensor,
         token: torch.Tensor,
@@ -147,7 +159,7 @@ class DraftSteps:
         x = self._head.forward(token, states, StepContext(batch, self._attention))
         return x, self._head.logits(x)
 
-    def _contexts(self, rows: list[_Row], position: torch.Tensor) -> list[int]:
+    def _contexts(self, rows: list[DraftingRow], position: torch.Tensor) -> list[int]:
         """Return the rows' contexts in the first draft step. A GPU is not waited for: they are upper bounds there."""
         if position.is_cuda:
             return [row.end + len(row.drafts) + 1 for row in rows]
@@ -161,12 +173,13 @@ class DraftSteps:
         return (scaled.gather(1, drafted[:, None]).squeeze(1) - scaled.logsumexp(-1)).exp()
 
 
-def _sampling_rows(columns: Columns, ahead: tuple[int, ...]) -> Iterator[_Row]:
+def sampling_rows(columns: Columns, ahead: tuple[int, ...]) -> Iterator[DraftingRow]:
+    """Yield the rows that sample, in the order of the columns. `ahead`: as in `StepPlan`."""
     tokens = samples = 0
     fields = (columns.order, columns.seat, columns.start, columns.count, columns.sample, columns.drafts)
     for number, seat, start, count, sample, drafts in zip(*fields, strict=True):
         tokens += count
         if sample:
             first, end = tokens - 1 - len(drafts), start + count - len(drafts)
-            yield _Row(number, seat, first, samples, end, drafts, ahead[number] if ahead else 0)
+            yield DraftingRow(number, seat, first, samples, end, drafts, ahead[number] if ahead else 0)
             samples += 1 + len(drafts)

@@ -15,7 +15,7 @@ from roseinfer.core.runner import Capabilities
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import start_download, upload
-from roseinfer.runner.draft_steps import DraftSteps, MadeDrafts
+from roseinfer.runner.draft_steps import HeadSteps, MadeDrafts
 from roseinfer.runner.forward import Columns, ForwardPass
 from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
@@ -96,7 +96,7 @@ class ModelRunner:
         seats: SeatTable,
         limits: StepLimits,
         copier: Copier | None = None,
-        draft_steps: DraftSteps | None = None,
+        draft_steps: HeadSteps | None = None,
     ) -> None:
         """`copier`: copies between the store and host memory; without one, plans have no loads and stores.
         `draft_steps`: of a model with a draft head.

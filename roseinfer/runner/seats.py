@@ -48,8 +48,8 @@ class SeatTable:
     tokens: [S + 1, max_model_len + 1] int32, the token pool: every known token at its position. A request that fills
     the context may still sample one token, hence the last column. all_tables: [groups, S + 1, max_blocks] int32, block
     tables of each KV group; stale entries are valid block ids. tables: those of each group, block_tables: those of the
-    first. settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed,
-    prompt_len, top_k. edits: logit edit for each bit of `Feature`, in the order in which edits apply.
+    first. settings: [S + 1, 3] float64: temperature, top_p, min_p; the spare seat is greedy. integers: [S + 1, 3]
+    int64: seed, prompt_len, top_k. edits: logit edit for each bit of `Feature`, in the order in which edits apply.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class SeatTable:
         self.block_tables = self.tables[0]
         for table, block in zip(self.tables, spare_blocks, strict=True):
             table[self.spare] = block
-        self.settings = torch.zeros((max_num_seqs, 3), dtype=torch.float64, device=device)
-        self.integers = torch.zeros((max_num_seqs, 3), dtype=torch.int64, device=device)
+        self.settings = torch.zeros((rows, 3), dtype=torch.float64, device=device)
+        self.integers = torch.zeros((rows, 3), dtype=torch.int64, device=device)
         edits = make_edits(self.tokens, vocab_size)
         self.edits = {Feature.FIRST_EDIT << number: edit for number, edit in enumerate(edits)}
         self.seats: list[Seat | None] = [None] * max_num_seqs

@@ -22,6 +22,7 @@ from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
+from roseinfer.kernels.sampling import draft_chains
 from tests.helpers.skinny import CONFIGS
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -37,7 +38,7 @@ BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lo
 def read(kernel, constants, pointers) -> None:
     """Compile to Triton's intermediate form. Raises the compiler's errors."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    kinds = {name: SCALARS.get(name, pointers.get(name, "*bf16")) for name in kernel.arg_names}
+    kinds = {name: pointers.get(name, SCALARS.get(name, "*bf16")) for name in kernel.arg_names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
     make = GluonASTSource if kernel.is_gluon() else ASTSource
     source = make(kernel, signature, {(kernel.arg_names.index(name),): v for name, v in constants.items()})
@@ -82,6 +83,7 @@ def main(*, everything: bool) -> None:
     read_direct(True)
     for many, fp8 in itertools.product((False, True), (False, True)):
         read_few(many, fp8)
+    read_chains()
     for dtype, gathers in itertools.product(("*bf16", "*fp32"), (False, True)):
         pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), dtype)
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
@@ -125,7 +127,8 @@ def read_few(many, fp8) -> None:
         "D_PAD": 128,
         "BLOCK_SIZE": 16,
         "TILE": 32,
-        "WINDOW": 40 if many else 0,
+        "WINDOW": 40 if many or fp8 else 0,
+        "SKIPS_FIRST": fp8 and not many,
         "STAGES": 3,
         "NORM": 1,
         "ROTATE": True,
@@ -145,6 +148,28 @@ def read_few(many, fp8) -> None:
     if many:
         sizes = ("HEADS", "QUERIES", "D", "D_PAD", "TILE", "WINDOW", "OVERLAP")
         read(merge_kernel, {name: constants.get(name, 8) for name in sizes}, pointers)
+
+
+def read_chains() -> None:
+    """Compile chains of drafts, with a vocabulary that takes several blocks."""
+    constants = {"DRAFTS": 4, "HIDDEN": 96, "BLOCK": 128, "BLOCK_SIZE": 16, "MOST": 7}
+    numbers = (
+        "columns",
+        "num_samples",
+        "count",
+        "spare",
+        "group_stride",
+        "tables_stride",
+        "slots_stride",
+        "width",
+        "logits_stride",
+    )
+    pointers = dict.fromkeys(("sampled", "tokens", "positions", "slots", "ends", "drafts"), "*i64")
+    pointers |= dict.fromkeys(("drafted", "target_ids"), "*i64") | {"settings": "*fp64", "chances": "*fp32"}
+    pointers |= dict.fromkeys(("layout", "seats", "ahead", "made", "next_position", "tables", "rows"), "*i32")
+    pointers |= {"context_len": "*i32", "logits_stride": "i32"} | dict.fromkeys(numbers, "i32")
+    for kernel in (draft_chains.begin_kernel, draft_chains.prepare_kernel, draft_chains.end_kernel):
+        read(kernel, constants, pointers)
 
 
 def read_order(padded, chunks) -> None:

@@ -27,9 +27,11 @@ class DraftingModel:
 
     The head's entry of a row's first token needs the state of the token before, so the last state of each seat is kept:
     `take_seats` makes room. states: those of the last forward pass [T, hidden], in the batch's order, and older ones.
+    last: the last state of each seat [S, hidden].
     """
 
     states: torch.Tensor
+    last: torch.Tensor
 
     def __init__(self, target: StatefulTarget, head: EagleHead) -> None:
         self.head = head
@@ -37,7 +39,6 @@ class DraftingModel:
         self.spec, self.dtype, self.device = target.spec, target.dtype, target.device
         self.weights, self.ignored = target.weights, target.ignored
         self.attention, self.state_specs = (*target.attention, head.attention), target.state_specs
-        self._last: torch.Tensor
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:
@@ -61,16 +62,16 @@ class DraftingModel:
     def take_seats(self, count: int, max_tokens: int) -> None:
         """Make room for the last states of `count` seats, and for the states of a step of `max_tokens` tokens."""
         hidden = self.head.spec.hidden_size
-        self._last = torch.zeros((count, hidden), dtype=self.dtype, device=self.device)
+        self.last = torch.zeros((count, hidden), dtype=self.dtype, device=self.device)
         self.states = torch.zeros((max_tokens, hidden), dtype=self.dtype, device=self.device)
 
     def admit(self, seats: torch.Tensor) -> None:
         """Forget the states of earlier requests in these seats [n] int64: they may be infinite or NaN."""
-        self._last.index_fill_(0, seats, 0)
+        self.last.index_fill_(0, seats, 0)
 
     def end_at(self, seats: torch.Tensor, states: torch.Tensor) -> None:
         """Set the last states [n, hidden] of seats [n] int64, in which the last forward pass computed wrong drafts."""
-        self._last.index_copy_(0, seats, states)
+        self.last.index_copy_(0, seats, states)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         x, streams = self._target.forward_with_states(batch, attention, self.head.spec.boundaries)
@@ -78,7 +79,7 @@ class DraftingModel:
         seats, starts = batch.table_rows.long(), batch.query_start.long()
         # One place more: rows that only pad a captured step begin after its tokens.
         before = F.pad(states, (0, 0, 1, 0))
-        before.index_copy_(0, starts[:-1], self._last.index_select(0, seats))
+        before.index_copy_(0, starts[:-1], self.last.index_select(0, seats))
         self.head.write(batch.input_ids, before[:-1], StepContext(batch, attention))
         self.end_at(seats, states.index_select(0, (starts[1:] - 1).clamp_min(0)))
         self.states[: len(states)] = states
