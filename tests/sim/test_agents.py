@@ -1,0 +1,48 @@
+"""Agents on simulated time: a long system prompt with tools, and turns that repeat all before them."""
+
+import random
+
+import pytest
+
+from roseinfer.core.runner import WindowPool
+from roseinfer.priced.machine import Machine
+from roseinfer.sched.registry import scheduler_config
+from roseinfer.sim.engine import TOKEN
+from roseinfer.sim.simulator import simulate
+from roseinfer.sim.workload import Arrival
+from tests.sim.test_host_memory import COST
+
+SYSTEM_TOKENS, TURNS, OUTPUT_TOKENS, RESULT_TOKENS = 20_000, 10, 150, 350
+
+
+def turns(agents: int, *, reasoning: bool) -> tuple[list[Arrival], int]:
+    """Return the turns of agents, each with tools of its own, and how many of their tokens an earlier one has computed.
+
+    reasoning: the outputs are not in later prompts as they were, since these leave the reasoning out.
+    """
+    rng = random.Random(4)
+    said = [[rng.randrange(3, 900) for _ in range(SYSTEM_TOKENS)] for _ in range(agents)]
+    arrivals, repeated, computed = list[Arrival](), 0, [0] * agents
+    for turn in range(TURNS):
+        for agent in range(agents):
+            repeated += computed[agent]
+            prompt = said[agent] + [rng.randrange(3, 900) for _ in range(RESULT_TOKENS)]
+            arrivals.append(Arrival(turn * 60.0 + agent, prompt, OUTPUT_TOKENS))
+            said[agent] = prompt + [2 if reasoning else TOKEN] * (OUTPUT_TOKENS - 1)
+            computed[agent] = len(prompt if reasoning else said[agent])
+    return arrivals, repeated
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+@pytest.mark.parametrize(
+    "windows",
+    [(), (WindowPool(128, 400),), (WindowPool(1024, 1200), WindowPool(128, 700))],
+    ids=["full", "window", "two_windows"],
+)
+def test_turns_find_what_earlier_ones_have_computed(windows: tuple[WindowPool, ...], reasoning: bool) -> None:
+    """The pools of windows are small: a prompt has 1,270 blocks, and three agents take turns."""
+    arrivals, repeated = turns(3, reasoning=reasoning)
+    machine = Machine(COST, max_model_len=32_768, num_kv_blocks=6000, windows=windows)
+    found = simulate(arrivals, scheduler_config(max_num_seqs=8, max_num_batched_tokens=2048), machine)
+    assert all(life.served for life in found.lifetimes)
+    assert found.stats.prefix_hits / repeated > 0.98
