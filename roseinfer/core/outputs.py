@@ -186,6 +186,20 @@ class OffloadStats(NamedTuple):
     stores_s: SecondsCounter = 0.0
 
 
+class StateStats(NamedTuple):
+    """Statistics of recurrent states, as of the newest step.
+
+    `slots_used`: slots of sequences that have a seat. `snapshots`: those that a prefix can find. `taken`: snapshots so
+    far; `skipped`: those for which no slot was free.
+    """
+
+    slots_used: Gauge = 0
+    slots_total: Gauge = 0
+    snapshots: Gauge = 0
+    taken: Counter = 0
+    skipped: Counter = 0
+
+
 class DraftStats(NamedTuple):
     """Drafts of one proposer so far. `drafted` and `accepted` count by position in the row; 0 is the first draft.
 
@@ -207,7 +221,8 @@ class SchedulerStats(NamedTuple):
     policy let no request proceed, so that the scheduler overrode it. `policy_faults`: answers of the policy that were
     ignored as invalid. `integrity_errors`: audits of the idle engine that found inconsistent seats, queues or blocks.
     `guides`: None before the first request with a constraint. `offload`: None without K/V in host memory. `requests`:
-    samples received. `drafts`: by proposer; empty before the first one.
+    samples received. `drafts`: by proposer; empty before the first one. `states`: None for a model without recurrent
+    states.
     """
 
     step: Counter = 0
@@ -232,6 +247,7 @@ class SchedulerStats(NamedTuple):
     offload: OffloadStats | None = None
     requests: Counter = 0
     drafts: tuple[DraftStats, ...] = ()
+    states: StateStats | None = None
 
 
 def _names(kind: type, *roles: str) -> tuple[str, ...]:
@@ -240,7 +256,7 @@ def _names(kind: type, *roles: str) -> tuple[str, ...]:
     return tuple(name for name, hint in hints.items() if getattr(hint, "__metadata__", ("",))[0] in roles)
 
 
-_COUNTERS = {kind: _names(kind, "counter") for kind in (SchedulerStats, GuideStats, OffloadStats)}
+_COUNTERS = {kind: _names(kind, "counter") for kind in (SchedulerStats, GuideStats, OffloadStats, StateStats)}
 _SUMMED = _names(SchedulerStats, "counter", "gauge")
 
 
@@ -251,23 +267,27 @@ def sum_stats(parts: Sequence[SchedulerStats]) -> SchedulerStats:
     sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
     guides = [part.guides for part in parts if part.guides is not None]
     offloads = [part.offload for part in parts if part.offload is not None]
+    states = [part.states for part in parts if part.states is not None]
     return SchedulerStats(
         **sums,
         guides=GuideStats(*map(sum, zip(*guides, strict=True))) if guides else None,
         offload=OffloadStats(*map(sum, zip(*offloads, strict=True))) if offloads else None,
         drafts=_sum_drafts(chain.from_iterable(part.drafts for part in parts)),
+        states=StateStats(*map(sum, zip(*states, strict=True))) if states else None,
     )
 
 
 def carry_counters(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
     """Return `now`, of a restarted engine, plus the counters of `before`, so that counters never decrease."""
-    guides, offload = now.guides, now.offload
+    guides, offload, states = now.guides, now.offload, now.states
     if before.guides is not None:
         guides = _add_counters(before.guides, guides or GuideStats())
     if before.offload is not None:
         offload = _add_counters(before.offload, offload or OffloadStats())
+    if before.states is not None:
+        states = _add_counters(before.states, states or StateStats())
     drafts = _sum_drafts(before.drafts + now.drafts) if before.drafts else now.drafts
-    return _add_counters(before, now)._replace(guides=guides, offload=offload, drafts=drafts)
+    return _add_counters(before, now)._replace(guides=guides, offload=offload, drafts=drafts, states=states)
 
 
 def _sum_drafts(parts: Iterable[DraftStats]) -> tuple[DraftStats, ...]:
@@ -287,7 +307,7 @@ def _add_drafts(one: DraftStats, other: DraftStats) -> DraftStats:
     return DraftStats(one.proposer, one.steps + other.steps, drafted, accepted)
 
 
-Stats = TypeVar("Stats", SchedulerStats, GuideStats, OffloadStats)
+Stats = TypeVar("Stats", SchedulerStats, GuideStats, OffloadStats, StateStats)
 
 
 def _add_counters(before: Stats, now: Stats) -> Stats:

@@ -78,7 +78,8 @@ class Prompt:
 
     `params` are those that the engine understands: see `prepare`. `guide`: constraint of the outputs; None without.
     `pooling`: set for a prompt-only request, whose `params` are then `NO_OUTPUT`. `prediction`: tokens that the client
-    expects as output; they change nothing but the time that it takes.
+    expects as output; they change nothing but the time that it takes. `generation_prompt_len`: how many of the last
+    tokens the chat template added to open the answer; a later turn may have others there.
     """
 
     ids: list[int]
@@ -87,6 +88,7 @@ class Prompt:
     guide: GuideSpec | None = None
     pooling: PoolingParams | None = None
     prediction: tuple[int, ...] = ()
+    generation_prompt_len: int = 0
 
 
 def sequence_id(request_id: str, index: int) -> str:
@@ -136,6 +138,7 @@ class Request:
         "deadline_s",
         "first_token_s",
         "fork_of",
+        "generation_prompt_len",
         "guided",
         "hinted",
         "in_flight",
@@ -197,6 +200,7 @@ class Request:
         self.predicted_len = meta.predicted_len
         self.pooling = prompt.pooling
         self.prediction = prompt.prediction
+        self.generation_prompt_len = prompt.generation_prompt_len
         self.pools_prompt = False
         self.guided = prompt.guide is not None and prompt.guide.constrains
         self.hinted = meta.hinted

@@ -128,6 +128,7 @@ def _build_core(
         num_host_blocks=facts.num_host_blocks,
         events=None if publisher is None else publisher.events,
         windows=facts.windows,
+        states=facts.states,
         step_tokens=facts.limits.max_tokens,
     )
     options = options_of(config.scheduler)

@@ -36,7 +36,7 @@ from roseinfer.core.outputs import End, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
-from roseinfer.core.runner import ExpertChoice, PassThrough, Runner, WindowPool
+from roseinfer.core.runner import ExpertChoice, PassThrough, Runner, StatePool, WindowPool
 from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
@@ -191,6 +191,8 @@ class RecordingCore:
             setup["load_s"], setup["store_s"] = scheduler.offload.load_s, scheduler.offload.store_s
         if scheduler.kv.windows:
             setup["windows"] = [WindowPool(group.window, group.num_blocks) for group in scheduler.kv.windows]
+        if (states := scheduler.kv.states) is not None:
+            setup["states"] = StatePool(states.num_slots, states.slot_bytes)
         if experts is not None:
             setup["experts"] = experts
         recorder.write({"setup": setup})
@@ -204,6 +206,8 @@ class RecordingCore:
         line = {"request": new.request_id, "step": self._turn, "prompt_ids": prompt.ids, "params": prompt.params}
         if new.outputs is not None:
             line["outputs"] = new.outputs
+        if prompt.generation_prompt_len:
+            line["generation_prompt_len"] = prompt.generation_prompt_len
         self._recorder.write(line | {"n": new.n} | {name: getattr(meta, name) for name in _META})
 
     def abort(self, sequence_ids: list[str]) -> None:

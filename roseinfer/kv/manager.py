@@ -1,8 +1,8 @@
 """KV cache as the scheduler sees it: sequences that match, grow, fork, register and close.
 
 A sequence has a block table in each KV group (`kv/group.py`). The first group keeps all of its tokens. Window groups
-(`kv/window.py`) keep those that later tokens see. Their tables grow together, and a prefix hit is the longest one that
-every group can continue.
+(`kv/window.py`) keep those that later tokens see. Their tables grow together. If the model has recurrent states, a
+sequence also has a slot for its own (`kv/states.py`). A prefix hit is the longest one that every group can continue.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy, HostCopy
-from roseinfer.core.runner import WindowPool
+from roseinfer.core.runner import StatePool, WindowPool
 from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
 from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.group import AUDIT_PIECE_BLOCKS, BlockGroup, BlockTable, Growth
 from roseinfer.kv.host import HostCache
+from roseinfer.kv.states import StateGroup, StateLookup
 from roseinfer.kv.window import WindowGroup, WindowHit
 
 NO_HIT = PrefixHit()
@@ -23,13 +24,14 @@ NO_HIT = PrefixHit()
 @dataclass(slots=True)
 class AgreedHit:
     """Agreement of all groups, while `lookup` was the first group's result and the others' indexes had changed as
-    often as `changes` says. `windows`: the blocks in each window group.
+    often as `changes` says. `windows`: the blocks in each window group. `state`: what the state group found.
     """
 
     lookup: Lookup
     changes: tuple[int, ...]
     hit: PrefixHit
     windows: tuple[WindowHit, ...]
+    state: StateLookup | None = None
 
 
 @dataclass(slots=True)
@@ -68,21 +70,24 @@ class KvManager:
         events: KvEvents | None = None,
         windows: Sequence[WindowPool] = (),
         step_tokens: int = 0,
+        states: StatePool | None = None,
     ) -> None:
         """spare_from: blocks from there on are used only when no older block is free. num_host_blocks: blocks in host
         memory; `host` is their `HostCache`, or None without them or a prefix cache. events: collects which blocks are
-        matchable. windows: pools of the window groups. step_tokens: most tokens of a row, if there are any.
+        matchable. windows: pools of the window groups. step_tokens: most tokens of a row, if there are any. states:
+        pool of the state group.
         """
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
-        if windows and num_host_blocks:
-            raise ValueError("blocks in host memory hold the K/V of all layers, so there can be no window groups")
+        if (windows or states) and num_host_blocks:
+            raise ValueError("blocks in host memory hold the K/V of all layers, so there can be no further groups")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
         listener = None if events is None else events.of(GPU)
         self._first = BlockGroup(num_blocks, block_size, spare_from=spare_from, digest=digest, listener=listener)
         self.windows = tuple(WindowGroup(pool, block_size, step_tokens, digest) for pool in windows)
+        self.states = None if states is None else StateGroup(states, block_size, digest)
         self._sequences: dict[str, SequenceKv] = {}
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
@@ -173,25 +178,47 @@ class KvManager:
             return NO_HIT
         seq = self._sequences[sequence_id]
         seq.lookup = self.index.look_up(seq.chain, tokens, seq.lookup)
-        return self._agree(seq, seq.lookup, tokens) if self.windows else seq.lookup.hit
+        return self._agree(seq, seq.lookup, tokens) if self.windows or self.states else seq.lookup.hit
 
     def _agree(self, seq: SequenceKv, lookup: Lookup, tokens: Sequence[int]) -> PrefixHit:
         """Return the longest part of the first group's hit that every group can continue."""
         changes = tuple([group.index.changes for group in self.windows])
+        if self.states is not None and changes:
+            changes = (*changes, self.states.index.changes)
         agreed = seq.agreed
-        if agreed is not None and agreed.lookup is lookup and agreed.changes == changes:
+        same = agreed is not None and agreed.lookup is lookup and agreed.changes == changes
+        if agreed is not None and same and self._same_state(seq, tokens, agreed.state):
             return agreed.hit
-        hit = lookup.hit
+        hit, state = lookup.hit, None
         upto, before = hit.tokens, -1
+        if self.states is not None:
+            upto = min(upto, len(tokens) - 1)  # the last token is computed again, after a state without it
         while upto != before:
             before = upto
             for group in self.windows:
                 upto = group.longest(seq.chain, tokens, upto)
+            if self.states is not None:
+                state = self.states.look_up(seq.chain, tokens, upto)
+                upto = state.tokens
         if upto != hit.tokens:
             hit = PrefixHit(upto, hit.blocks[: upto // self.block_size])
         windows = tuple([group.window_before(seq.chain, tokens, upto) for group in self.windows])
-        seq.agreed = AgreedHit(lookup, changes, hit, windows)
+        seq.agreed = AgreedHit(lookup, changes, hit, windows, state)
         return hit
+
+    def _same_state(self, seq: SequenceKv, tokens: Sequence[int], before: StateLookup | None) -> bool:
+        """True if the state group would find the same again."""
+        if self.states is None or before is None:
+            return True
+        return self.states.look_up(seq.chain, tokens, before.upto, before) is before
+
+    def matched(self, sequence_id: str) -> int:
+        """Return how many tokens the first group had for the last `match`, whatever the others had."""
+        lookup = self._sequences[sequence_id].lookup
+        return 0 if lookup is None else lookup.hit.tokens
+
+    def chain(self, sequence_id: str) -> Chain:
+        return self._sequences[sequence_id].chain
 
     def attach(self, sequence_id: str, hit: PrefixHit) -> None:
         """Give an empty sequence the blocks of a hit that `match` has just returned; their other holders share them."""
@@ -230,6 +257,9 @@ class KvManager:
     def can_fork(self, parent_id: str, tokens: int) -> bool:
         """True if the parent still holds all that a continuation after its first `tokens` tokens needs."""
         parent = self._sequences[parent_id]
+        # The last token is computed again, after a state without it.
+        if self.states is not None and tokens > 1 and self.states.held_position(parent_id) != tokens - 1:
+            return False
         pairs = zip(self.windows, parent.windows, strict=True)
         return all(table.gone <= group.first_needed(tokens) for group, table in pairs)
 
@@ -354,10 +384,14 @@ class KvManager:
             self.index.remove(block)
         for group, table in zip(self.windows, seq.windows, strict=True):
             group.invalidate(table, seq.chain)
+        if self.states is not None:
+            self.states.invalidate(seq.chain)
 
     def release(self, sequence_id: str) -> None:
-        """Release all blocks of a sequence, which stays open."""
+        """Release all blocks of a sequence, which stays open, and its slot."""
         seq = self._sequences[sequence_id]
+        if self.states is not None:
+            self.states.release(sequence_id)
         self._first.release(seq.table)
         for group, table in zip(self.windows, seq.windows, strict=True):
             group.release(table)
@@ -383,6 +417,8 @@ class KvManager:
             yield from group.audit((name, seq.windows[number]) for name, seq in self._sequences.items())
         for name, seq in self._sequences.items():
             assert all(len(table.blocks) == len(seq.table.blocks) for table in seq.windows), f"tables of {name!r}"
+        if self.states is not None:
+            yield from self.states.audit(AUDIT_PIECE_BLOCKS)
         if self.host is not None:
             yield from self.host.audit(AUDIT_PIECE_BLOCKS)
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from roseinfer.core.plan import SlotCopy
+from roseinfer.core.runner import StatePool
 from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, PrefixIndex, sha256
 
 # Insertions that a remembered look-up can be brought up to date with; after more of them it is made anew.
@@ -50,11 +51,11 @@ class StateGroup:
     while a step in flight copies from it or writes a snapshot to it, and while it is held for the samples of a request.
     """
 
-    def __init__(self, num_slots: int, block_size: int, digest: Digest = sha256) -> None:
-        self.num_slots = num_slots
+    def __init__(self, pool: StatePool, block_size: int, digest: Digest = sha256) -> None:
+        self.num_slots, self.slot_bytes = pool.num_slots, pool.slot_bytes
         self.block_size = block_size
-        self.index = PrefixIndex(num_slots, block_size, digest)
-        self.pool = BlockPool(num_slots, self.index.remove)
+        self.index = PrefixIndex(self.num_slots, block_size, digest)
+        self.pool = BlockPool(self.num_slots, self.index.remove)
         self._live: dict[str, int] = {}  # slot by sequence
         self._copied: list[int] = []  # sources of copies in flight
         self._written: set[int] = set()  # slots of snapshots in flight
@@ -92,8 +93,10 @@ class StateGroup:
             chain.entry(tokens, blocks - 1)  # makes the keys
             block_of, keys = self.index.block_of, chain.keys
             for number in range(blocks, 0, -1):
-                slot = block_of(keys[number - 1])
-                if slot is not None and self.index.full_entry(slot) == chain.entry(tokens, number - 1):
+                if block_of(keys[number - 1]) is None:  # the common case
+                    continue
+                slot = self.index.find(chain.entry(tokens, number - 1))
+                if slot is not None:
                     return StateLookup(upto, number * size, slot, self.index.full_entry(slot), self._insertions)
         return StateLookup(upto, 0, -1, None, self._insertions)
 
@@ -116,9 +119,7 @@ class StateGroup:
     def _find(self, chain: Chain, tokens: Sequence[int], position: int) -> int | None:
         if position % self.block_size or not position:
             return None
-        entry = chain.entry(tokens, position // self.block_size - 1)
-        slot = self.index.block_of(entry.key)
-        return slot if slot is not None and self.index.full_entry(slot) == entry else None
+        return self.index.find(chain.entry(tokens, position // self.block_size - 1))
 
     # --- slots of sequences -------------------------------------------------------------------------------------
     def seat(self, sequence_id: str, chain: Chain, tokens: Sequence[int], start: int, family: str) -> SeatedState:

@@ -2,10 +2,23 @@
 
 from collections.abc import Collection, Sequence
 
-from roseinfer.core.plan import Admission, BlockCopy, GroupChanges, HostCopy, Row, StepPlan, TableChange, new_row
+from roseinfer.core.plan import (
+    Admission,
+    BlockCopy,
+    GroupChanges,
+    HostCopy,
+    Row,
+    SlotChange,
+    StateChanges,
+    StateSnapshot,
+    StepPlan,
+    TableChange,
+    new_row,
+)
 from roseinfer.core.request import Request
 from roseinfer.kv.group import Growth
 from roseinfer.kv.manager import KvManager
+from roseinfer.kv.states import SeatedState
 
 
 class PlanBuilder:
@@ -23,6 +36,8 @@ class PlanBuilder:
         self._growths: dict[str, Growth] = {}
         self._num_drafts = 0
         self._ahead: dict[str, int] = {}
+        self.seated: list[tuple[int, SeatedState]] = []  # the states of admitted requests, by seat
+        self.snapshots: list[StateSnapshot] = []
         self._window_tables: list[list[TableChange]] = [[] for _ in kv.windows]  # of admitted requests
 
     def __contains__(self, request: Request) -> bool:
@@ -159,6 +174,15 @@ class PlanBuilder:
             stores=self.stores,
             ahead=tuple(self._ahead.get(row.request_id, 0) for row in rows) if self._ahead else (),
             groups=self._groups(),
+            states=self._states() if self.seated or self.snapshots else None,
+        )
+
+    def _states(self) -> StateChanges:
+        """Return the changes in the state group."""
+        return StateChanges(
+            tuple([SlotChange(seat, state.slot) for seat, state in self.seated]),
+            tuple([state.copy for _, state in self.seated if state.copy is not None]),
+            tuple(self.snapshots),
         )
 
     def _groups(self) -> tuple[GroupChanges, ...]:

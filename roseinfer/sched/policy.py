@@ -92,12 +92,14 @@ def no_load_s(request: Request) -> float:
 class View(NamedTuple):
     """Scheduler's state at the start of a step. Its lists are snapshots: no decision changes them.
 
+    `free_seats`: seats that requests may take, each with a slot for its recurrent state if the model has one.
     `free_blocks`: KV blocks that new requests may take. `num_waiting`: all waiting requests. `waiting()`: those that
     could start, in the order of the queue, listed once a step on demand. A request cannot start while submitted steps
     name it. The samples of one request form one entry, of which `waiting` shows only the lead: sample 0, later the
     first of its siblings. `can_start(request)`: True if it is in `waiting()`. `members(lead)`: the lead, then the
     samples that could start with it. `uncached(request)`: tokens that a waiting request would compute before its next
-    output token. `load_s(request)`: seconds until its prefix is loaded from host memory; 0 if none is.
+    output token. `load_s(request)`: seconds until its prefix is loaded from host memory; 0 if none is. `seat_cause`:
+    cause of a wait for one of `free_seats`.
     """
 
     now_s: float
@@ -114,6 +116,7 @@ class View(NamedTuple):
     uncached: Callable[[Request], int]
     can_start: Callable[[Request], bool]
     load_s: Callable[[Request], float] = no_load_s
+    seat_cause: Cause = Cause.SEATS
 
 
 def rejectable(request: Request) -> bool:

@@ -70,7 +70,7 @@ class PrefillBudget:
     def next_cause(self) -> Cause:
         """Cause that keeps the next request from starting in this step, if it cannot start."""
         free = min(self._view.free_seats, self._most_running - len(self._view.running)) - self._started
-        return Cause.BUDGET if free > 0 else Cause.SEATS
+        return Cause.BUDGET if free > 0 else self._view.seat_cause
 
     def fits(self, cost: int) -> bool:
         """True if a request of this cost can start within the rest of the budget."""

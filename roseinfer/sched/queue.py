@@ -130,6 +130,10 @@ class WaitingQueue:
             return (lead,)
         return (lead, *(other for other in others.values() if other is not lead and self.can_start(other)))
 
+    def has_family(self, family: str) -> bool:
+        """True if a sample of the request whose sample 0 has the id `family` waits."""
+        return self._lead(family) is not None
+
     def family(self, request: Request) -> list[Request]:
         """Return all members of the request's entry, including itself, whether they could start or not."""
         return list(self._families.get(_family_of(request), {request.request_id: request}).values())

@@ -9,6 +9,7 @@ from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.offload import KvOffload, OffloadCosts
 from roseinfer.sched.policy import Admitted, Decision, Ended, Policy, Queued, rejectable
 from roseinfer.sched.queue import Expiries, WaitingQueue
+from roseinfer.sched.snapshots import Snapshots
 from roseinfer.sched.waits import WaitTimes
 
 
@@ -45,6 +46,7 @@ class Roster:
         self.offload: KvOffload | None = None
         if kv.host is not None:
             self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._loading_changed)
+        self.snapshots = None if kv.states is None else Snapshots(kv, kv.states, self.waiting)
         self._kv = kv
         self.drafting = drafting
         self._ended: list[SequenceOutput] = []
@@ -92,6 +94,8 @@ class Roster:
         request.status = Status.RUNNING
         if request.preemptions == 0:
             request.scheduled_s = now_s
+        if self.snapshots is not None:
+            self.snapshots.settle_family(request)
         self.waits.started(request, self.step)
         self.policy.observe(Admitted(request.request_id, now_s, request.cached_tokens))
 
@@ -135,6 +139,8 @@ class Roster:
         self.guided.discard(request.request_id)
         if self.drafting is not None:
             self.drafting.ended(request)
+        if self.snapshots is not None:
+            self.snapshots.ended(request)
         if request.in_flight == 0:
             self.vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))

@@ -91,6 +91,7 @@ class Scheduler:
         """`drafting`: adds drafts to steps; None = no step has any. `offloading`: costs of copies, used if the KV cache
         has blocks in host memory.
         """
+        assert kv.states is None or drafting is None, "a state that has consumed wrong drafts cannot be restored"
         self.config = config
         self._max_running = config.max_running
         self.kv = kv
@@ -106,6 +107,7 @@ class Scheduler:
         self.waiting = self.roster.waiting
         self.running = self.roster.running
         self.offload = self.roster.offload
+        self._snapshots = self.roster.snapshots
         self._liveness = self.roster.liveness
         self._waits = self.roster.waits
         self._requests = self._prompt_tokens = self._generation_tokens = 0
@@ -217,6 +219,8 @@ class Scheduler:
             return None
         if self.offload is not None:
             self.offload.add_copies(builder)
+        if self._snapshots is not None:
+            builder.snapshots = self._snapshots.plan(builder.rows)
         self._liveness.step_planned()
         self._clock.planned(roster.step, now_s)
         roster.step += 1
@@ -249,7 +253,7 @@ class Scheduler:
         return View(
             now_s,
             self.roster.step,
-            len(self.roster.free_seats),
+            self.seating.free_seats,
             self.seating.free_blocks,
             self.kv.block_size,
             self.config.max_num_batched_tokens,
@@ -261,6 +265,7 @@ class Scheduler:
             self.seating.uncached,
             self.waiting.leads,
             no_load_s if self.offload is None else self.seating.load_s,
+            self.seating.seat_cause,
         )
 
     def _force_progress(self, builder: PlanBuilder, now_s: float) -> None:
@@ -315,6 +320,8 @@ class Scheduler:
         if plan.copies or plan.groups:
             self.kv.copies_done(plan.copies, [group.copies for group in plan.groups])
         requests, running = self.roster.requests, Status.RUNNING
+        if self._snapshots is not None and plan.states is not None:
+            self._snapshots.commit(plan, result, requests)
         block_mask = self.kv.block_size - 1
         extra_tokens, prompt_tokens = 0, self._prompt_tokens  # beyond one for each output; before this step
         self.roster.steps_done = plan.step + 1
@@ -463,6 +470,7 @@ class Scheduler:
             offload=None if self.offload is None else self.offload.stats(),
             requests=self._requests,
             drafts=() if self.drafting is None else self.drafting.stats(),
+            states=None if self._snapshots is None else self._snapshots.stats(),
         )
 
     def promise(self, now_s: float) -> Promise:
@@ -471,7 +479,7 @@ class Scheduler:
         Without a `Promising` policy these are counts only.
         """
         running, waiting = len(self.running), len(self.waiting)
-        seats = min(len(self.roster.free_seats), self._max_running - running)
+        seats = min(self.seating.free_seats, self._max_running - running)
         counts = Promise(
             now_s,
             steps=self.roster.step,

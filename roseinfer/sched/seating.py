@@ -60,9 +60,20 @@ class Seating:
 
     def exhausted(self, builder: PlanBuilder) -> Cause | None:
         """Return the resource that the step has used up, so that no other request can start in it."""
-        if not self._roster.free_seats:
-            return Cause.SEATS
+        if not self.free_seats:
+            return self.seat_cause
         return Cause.BUDGET if builder.tokens_left <= 0 else None
+
+    @property
+    def free_seats(self) -> int:
+        """Count of the seats that requests which start may take."""
+        seats, states = len(self._roster.free_seats), self._kv.states
+        return seats if states is None else min(seats, states.num_free)
+
+    @property
+    def seat_cause(self) -> Cause:
+        """Cause of a wait for one of `free_seats`."""
+        return Cause.SEATS if self.free_seats == len(self._roster.free_seats) else Cause.SLOTS
 
     # --- starting -----------------------------------------------------------------------------------------------
     def admit(self, builder: PlanBuilder, decision: Decision, now_s: float) -> None:
@@ -196,6 +207,8 @@ class Seating:
             request.pooling,
         )
         builder.admit(admission, windows)
+        if self._roster.snapshots is not None:
+            builder.seated.append((request.seat, self._roster.snapshots.seat(request, start)))
         builder.add_row(request, count, growth)
 
     # --- cached and loadable prefixes ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
-from roseinfer.core.runner import Capabilities, ExpertChoice, WindowPool
+from roseinfer.core.runner import Capabilities, ExpertChoice, StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -48,6 +48,7 @@ class RecordedConfig:
     store_s: float = 0.0
     experts: ExpertChoice | None = None
     windows: tuple[WindowPool, ...] = ()
+    states: StatePool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,9 @@ def _setup(given: dict[str, Any]) -> RecordedConfig:
     scheduler = scheduler_config(**given.pop("scheduler"))
     if "experts" in given:
         given["experts"] = ExpertChoice(**given["experts"])
+    if "states" in given:
+        given["states"] = StatePool(**given["states"])
+    given["windows"] = tuple(WindowPool(**pool) for pool in given.get("windows", ()))
     return RecordedConfig(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
 
 
@@ -195,8 +199,10 @@ def _add(line: dict[str, Any]) -> Add:
     name, prompt_ids, n, slo = (line.pop(key) for key in ("request", "prompt_ids", "n", "slo"))
     outputs = line.pop("outputs", None)
     prior_outputs = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
+    generation_prompt_len = line.pop("generation_prompt_len", 0)
     meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
-    return Add(name, Prompt(prompt_ids, SequenceParams(**params), meta), n, outputs=prior_outputs)
+    prompt = Prompt(prompt_ids, SequenceParams(**params), meta, generation_prompt_len=generation_prompt_len)
+    return Add(name, prompt, n, outputs=prior_outputs)
 
 
 def _prompts(add: Add) -> dict[str, int]:
@@ -292,6 +298,7 @@ def replay(
         prefix_caching=setup.prefix_caching,
         num_host_blocks=setup.num_host_blocks,
         windows=setup.windows,
+        states=setup.states,
         step_tokens=limits.max_tokens,
     )
     options = options_of(scheduler)

@@ -8,6 +8,7 @@ from roseinfer.core.outputs import (
     OffloadStats,
     PolicyStats,
     SchedulerStats,
+    StateStats,
     accepted_of,
     carry_counters,
     sum_stats,
@@ -26,7 +27,7 @@ def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
     now = SchedulerStats(*range(13), PolicyStats(0.7), *range(14, 17), GuideStats(*range(8)))
     after = carry_counters(before, now)
     for name in SchedulerStats._fields:
-        if name not in ("guides", "offload", "drafts"):
+        if name not in ("guides", "offload", "drafts", "states"):
             earlier = 0 if name in NOW else getattr(before, name)
             assert getattr(after, name) == (getattr(now, name) if name in NOW else earlier + getattr(now, name)), name
     assert carry_counters(SchedulerStats(requests=3), SchedulerStats(requests=4)).requests == 7
@@ -34,6 +35,16 @@ def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
     for name in GuideStats._fields:
         earlier = 0 if name in GUIDES_NOW else getattr(before.guides, name)
         assert getattr(after.guides, name) == earlier + getattr(now.guides, name), name
+
+
+def test_snapshots_go_on_and_slots_are_of_now() -> None:
+    before, now = StateStats(1, 2, 3, 40, 50), StateStats(4, 5, 6, 7, 8)
+    assert carry_counters(SchedulerStats(states=before), SchedulerStats(states=now)).states == (4, 5, 6, 47, 58)
+    assert carry_counters(SchedulerStats(), SchedulerStats(states=now)).states == now
+    assert carry_counters(SchedulerStats(states=before), SchedulerStats()).states == (0, 0, 0, 40, 50)
+    assert sum_stats([SchedulerStats(states=before), SchedulerStats(), SchedulerStats(states=now)]).states == (
+        5, 7, 9, 47, 58,
+    )  # fmt: skip
 
 
 def test_what_went_to_and_came_from_host_memory_goes_on() -> None:

@@ -6,7 +6,7 @@ from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.runner import WindowPool
+from roseinfer.core.runner import StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guide import GuideFactory
@@ -45,6 +45,7 @@ def make_core(
     digest: Digest = sha256,
     pooling: PoolingInfo | None = None,
     windows: tuple[WindowPool, ...] = (),
+    num_slots: int = 0,
     **scheduler: object,
 ) -> EngineCore:
     """Make a core. `drafter`: all that it proposes is verified. With blocks in host memory, all stored blocks are
@@ -62,9 +63,16 @@ def make_core(
         digest=digest,
         windows=windows,
         step_tokens=limits.max_tokens,
+        states=StatePool(num_slots, 1) if num_slots else None,
     )
     runner = runner or FakeRunner(
-        num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling, windows=windows
+        num_blocks,
+        block_size,
+        vocab_size,
+        num_host_blocks=num_host_blocks,
+        pooling=pooling,
+        windows=windows,
+        num_slots=num_slots,
     )
     runner.limits = runner.limits or limits
     if drafter is not None:
@@ -96,12 +104,19 @@ def add(
     n: int = 1,
     salt: str = "",
     guide: str | None = None,
+    generation_prompt_len: int = 0,
     **params: object,
 ) -> None:
     """`guide`: a grammar that the core's `GuideFactory` know."""
     sampling = SequenceParams(**{"max_tokens": 8, **params})
     spec = None if guide is None else GuideSpec(grammar=guide)
-    core.add(Add(request_id, Prompt(prompt, sampling, RequestMeta(cache_salt=salt), spec), n))
+    core.add(
+        Add(
+            request_id,
+            Prompt(prompt, sampling, RequestMeta(cache_salt=salt), spec, generation_prompt_len=generation_prompt_len),
+            n,
+        )
+    )
 
 
 class Collected:
@@ -154,3 +169,5 @@ def assert_empty(core: EngineCore) -> None:
     guides = core.stats().guides
     assert guides is None or guides.waiting == 0, "a request waits for its grammar"
     assert scheduler.kv.num_free == scheduler.kv.num_blocks
+    states = scheduler.kv.states
+    assert states is None or states.pool.num_free == states.num_slots

@@ -25,6 +25,7 @@ from roseinfer.core.plan import (
 )
 from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.runner import Capabilities, WindowPool
+from tests.helpers.fake_slots import FakeSlots
 
 EMPTY = (-1, 0)
 JUNK = (-2, 0)
@@ -61,6 +62,7 @@ class FakeRunner:
         num_host_blocks: int = 0,
         pooling: PoolingInfo | None = None,
         windows: tuple[WindowPool, ...] = (),
+        num_slots: int = 0,
     ) -> None:
         self.pooling = pooling
         self.block_size = block_size
@@ -70,6 +72,7 @@ class FakeRunner:
         self.windows = [pool.window for pool in windows]
         # The cache of each KV group: the first one's, then those of the window groups.
         self.caches = [self.cache, *([[EMPTY] * block_size for _ in range(pool.num_blocks)] for pool in windows)]
+        self.slots = FakeSlots(num_slots) if num_slots else None
         self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self._copied: dict[int, list[list[tuple[int, int]]]] = {}  # by step: what its loads and stores read
         self.seats: dict[int, Seat] = {}
@@ -102,11 +105,17 @@ class FakeRunner:
         for row in plan.rows:
             if row.drafts:
                 self._take_drafts(row)
+        if self.slots is not None:
+            self._compute_states(self.slots, plan)
         # All rows write before any reads, as attention does within a layer.
         for row in plan.rows:
             self._write(row)
         self._computed[plan.step] = [self._verify(row) for row in plan.rows]
         return plan.step
+
+    def _compute_states(self, slots: FakeSlots, plan: StepPlan) -> None:
+        ends = {row.seat: row.start + row.count for row in plan.rows}
+        slots.apply(plan, {seat: self._prints(self.seats[seat].tokens[:end]) for seat, end in ends.items()})
 
     def _copy(self, cache: list[list[tuple[int, int]]], copies: Iterable[BlockCopy]) -> None:
         copies = list(copies)

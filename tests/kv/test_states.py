@@ -1,6 +1,7 @@
 """Slots of recurrent states: who holds one, which snapshot a prefix finds, and which is overwritten first."""
 
 from roseinfer.core.plan import SlotCopy
+from roseinfer.core.runner import StatePool
 from roseinfer.kv.blocks import Chain, root_key, sha256
 from roseinfer.kv.states import MAX_RECENT_COUNT, StateGroup
 
@@ -35,7 +36,7 @@ def check(group: StateGroup) -> None:
 
 
 def test_a_prefix_finds_its_longest_snapshot_within_a_limit() -> None:
-    group = StateGroup(4, SIZE)
+    group = StateGroup(StatePool(4, 100), SIZE)
     snapshot(group, TOKENS, 8)
     snapshot(group, TOKENS, 16)
     assert [found(group, TOKENS, upto) for upto in (40, 16, 15, 8, 7, 0)] == [16, 16, 8, 8, 0, 0]
@@ -45,7 +46,7 @@ def test_a_prefix_finds_its_longest_snapshot_within_a_limit() -> None:
 
 
 def test_a_snapshot_cannot_be_found_while_it_is_written_or_if_it_failed() -> None:
-    group = StateGroup(2, SIZE)
+    group = StateGroup(StatePool(2, 100), SIZE)
     slot = group.begin_snapshot()
     assert slot is not None and found(group, TOKENS, 40) == 0
     check(group)
@@ -55,7 +56,7 @@ def test_a_snapshot_cannot_be_found_while_it_is_written_or_if_it_failed() -> Non
 
 
 def test_the_least_recently_used_snapshot_makes_room() -> None:
-    group = StateGroup(3, SIZE)
+    group = StateGroup(StatePool(3, 100), SIZE)
     for position in (4, 8, 12):
         snapshot(group, TOKENS, position)
     slot, copy = seat(group, "a", start=8)  # uses the second, overwrites the first
@@ -70,7 +71,7 @@ def test_the_least_recently_used_snapshot_makes_room() -> None:
 
 
 def test_a_source_is_not_overwritten_before_its_copy_is_done() -> None:
-    group = StateGroup(2, SIZE)
+    group = StateGroup(StatePool(2, 100), SIZE)
     snapshot(group, TOKENS, 8)
     _, copy = seat(group, "a", start=8)
     assert copy is not None and group.num_free == 0
@@ -82,7 +83,7 @@ def test_a_source_is_not_overwritten_before_its_copy_is_done() -> None:
 
 
 def test_the_last_free_slot_is_taken_over_with_its_snapshot() -> None:
-    group = StateGroup(1, SIZE)
+    group = StateGroup(StatePool(1, 100), SIZE)
     slot = snapshot(group, TOKENS, 8)
     assert seat(group, "a", start=8) == (slot, None)
     assert found(group, TOKENS, 8) == 0, "the sequence overwrites it"
@@ -90,7 +91,7 @@ def test_the_last_free_slot_is_taken_over_with_its_snapshot() -> None:
 
 
 def test_a_remembered_search_notices_what_has_changed() -> None:
-    group, chain = StateGroup(4, SIZE), chain_of()
+    group, chain = StateGroup(StatePool(4, 100), SIZE), chain_of()
     remembered = group.look_up(chain, TOKENS, 40)
     snapshot(group, TOKENS, 8)
     remembered = group.look_up(chain, TOKENS, 40, remembered)
@@ -105,7 +106,7 @@ def test_a_remembered_search_notices_what_has_changed() -> None:
 
 
 def test_a_remembered_search_is_made_anew_after_many_snapshots() -> None:
-    group, chain = StateGroup(4, SIZE), chain_of()
+    group, chain = StateGroup(StatePool(4, 100), SIZE), chain_of()
     remembered = group.look_up(chain, TOKENS, 40)
     slot = snapshot(group, TOKENS, 8)
     group.hold("family", 8, slot)
@@ -115,7 +116,7 @@ def test_a_remembered_search_is_made_anew_after_many_snapshots() -> None:
 
 
 def test_of_two_equal_snapshots_one_remains() -> None:
-    group = StateGroup(2, SIZE)
+    group = StateGroup(StatePool(2, 100), SIZE)
     first, second = group.begin_snapshot(), group.begin_snapshot()
     assert first is not None and second is not None
     assert group.finish_snapshot(first, chain_of().entry(TOKENS, 1), 8)
@@ -125,7 +126,7 @@ def test_of_two_equal_snapshots_one_remains() -> None:
 
 
 def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
-    group = StateGroup(3, SIZE)
+    group = StateGroup(StatePool(3, 100), SIZE)
     slot = group.begin_snapshot()
     assert slot is not None
     group.hold("x:0", 5, slot)
@@ -143,7 +144,7 @@ def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
 
 
 def test_held_states_of_other_requests_are_given_up_first() -> None:
-    group = StateGroup(3, SIZE)
+    group = StateGroup(StatePool(3, 100), SIZE)
     for family in ("x:0", "y:0"):
         slot = group.begin_snapshot()
         assert slot is not None
@@ -157,7 +158,7 @@ def test_held_states_of_other_requests_are_given_up_first() -> None:
 
 
 def test_snapshots_of_a_failed_sequence_are_forgotten() -> None:
-    group, chain = StateGroup(4, SIZE), chain_of()
+    group, chain = StateGroup(StatePool(4, 100), SIZE), chain_of()
     snapshot(group, TOKENS, 8)
     snapshot(group, TOKENS, 16)
     other = snapshot(group, [1, *TOKENS], 16)
@@ -169,7 +170,7 @@ def test_snapshots_of_a_failed_sequence_are_forgotten() -> None:
 
 
 def test_colliding_keys_find_nothing_wrong() -> None:
-    group = StateGroup(4, SIZE, digest=lambda data: b"the same")
+    group = StateGroup(StatePool(4, 100), SIZE, digest=lambda data: b"the same")
     chain = Chain(b"root", SIZE, lambda data: b"the same")
     snapshot(group, TOKENS, 8, chain)
     other = Chain(b"root", SIZE, lambda data: b"the same")

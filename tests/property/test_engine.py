@@ -56,7 +56,8 @@ def run(
     jobs: list[Job], *, fail_on_token: int | None = None, reserve: int = 0, **options: object
 ) -> dict[str, Collected]:
     host, windows = options.get("num_host_blocks", 0), options.get("windows", ())
-    runner = FakeRunner(options["num_blocks"], options["block_size"], VOCAB, fail_on_token, host, windows=windows)
+    sizes = {"windows": windows, "num_slots": options.get("num_slots", 0)}
+    runner = FakeRunner(options["num_blocks"], options["block_size"], VOCAB, fail_on_token, host, **sizes)
     core = make_core(vocab_size=VOCAB, runner=runner, **options)
     core.scheduler.seating.reserve = reserve
     watched = watch(core)

@@ -14,6 +14,7 @@ _CAUSES = {
     "utilisation": "running requests: together with it they would miss their deadlines",
     "blocks": "no free space in the KV cache",
     "seats": "all seats are taken",
+    "slots": "all slots for recurrent states are taken",
     "step": "the step that was running when it arrived",
     "prompt_budget": "the limit on prompt tokens per step",
     "tenant": "its tenant exceeds its share",

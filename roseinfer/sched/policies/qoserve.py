@@ -100,7 +100,7 @@ class QoServePolicy:
             if request.request_id in self.ledger.waiting:
                 blocks = -(-len(track.tokens) // view.block_size)
                 if seats <= 0 or blocks > free_blocks:
-                    lacking = lacking or (Cause.SEATS if seats <= 0 else Cause.BLOCKS)
+                    lacking = lacking or (view.seat_cause if seats <= 0 else Cause.BLOCKS)
                     continue
                 seats -= 1
                 free_blocks -= blocks

@@ -230,7 +230,7 @@ class ScorpioPolicy:
         for track in queue:
             blocks = -(-len(track.tokens) // view.block_size)
             if len(admitted) >= seats:
-                return admitted, Cause.SEATS
+                return admitted, view.seat_cause
             if blocks > free_blocks:
                 return admitted, Cause.BLOCKS
             if track.tpot_s < inf:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 
 from roseinfer.cluster.forecast import forecasts, fullness_of
-from roseinfer.core.outputs import DraftStats, GuideStats, OffloadStats, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import DraftStats, GuideStats, OffloadStats, PolicyStats, SchedulerStats, StateStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
 from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry, Numbers, total
 from roseinfer.server.observe.model_names import ModelNames
@@ -86,6 +86,8 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
     yield from _constraints(stats.guides or GuideStats())
     if stats.offload is not None:
         yield from _host_memory(stats.offload, info.facts.block_bytes)
+    if stats.states is not None:
+        yield from _states(stats.states)
     if stats.drafts:
         yield from _speculation(stats.drafts)
     yield from _fixed(info, stats)
@@ -158,6 +160,18 @@ def _host_memory(offload: OffloadStats, block_bytes: int) -> Iterator[_Sample]:
         yield _counter("roseinfer:kv_offload_blocks", help, blocks, transfer_type=direction)
         yield _counter(f"vllm:kv_offload_{name}_bytes", f"Bytes of K and V copied {where}", blocks * block_bytes)
         yield _counter(f"vllm:kv_offload_{name}_time", f"Seconds of copies {where}", seconds)
+
+
+def _states(states: StateStats) -> Iterator[_Sample]:
+    """Yield metrics of recurrent states."""
+    used = states.slots_used / states.slots_total if states.slots_total else 0.0
+    help = "Share of the slots for recurrent states that running sequences hold, 0 to 1"
+    yield _gauge("roseinfer:state_slots_usage_perc", help, used)
+    help = "Slots that hold the state after a cached prefix"
+    yield _gauge("roseinfer:state_snapshots", help, states.snapshots)
+    yield _counter("roseinfer:state_snapshots_taken", "Snapshots of recurrent states", states.taken)
+    help = "Snapshots that were left undone because no slot was free"
+    yield _counter("roseinfer:state_snapshots_skipped", help, states.skipped)
 
 
 def _speculation(drafts: Sequence[DraftStats]) -> Iterator[_Sample]:
@@ -237,7 +251,9 @@ def _dead(stats: SchedulerStats) -> SchedulerStats:
     """Return the statistics of a dead engine: counters stay, nothing runs, waits or is held."""
     guides = stats.guides and stats.guides._replace(grammars=0, waiting=0)
     offload = stats.offload and stats.offload._replace(blocks_used=0, waiting=0)
-    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None, guides=guides, offload=offload)
+    states = stats.states and stats.states._replace(slots_used=0, snapshots=0)
+    stats = stats._replace(guides=guides, offload=offload, states=states)
+    return stats._replace(running=0, waiting=0, blocks_used=0, policy=None)
 
 
 class _Collected:

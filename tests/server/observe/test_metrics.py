@@ -9,7 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.core.outputs import DraftStats, DraftTally, GuideStats, OffloadStats, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import (
+    DraftStats,
+    DraftTally,
+    GuideStats,
+    OffloadStats,
+    PolicyStats,
+    SchedulerStats,
+    StateStats,
+)
 from roseinfer.core.slo import Cause, Why
 from roseinfer.engine.api import Route, StepRecord
 from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
@@ -135,6 +143,17 @@ def test_host_memory_metrics(server: LiveServer) -> None:
             == blocks * server.engine.info.facts.block_bytes
         )
         assert server.metric(f"vllm:kv_offload_{name}_time_total", **LABELS) == seconds
+
+
+def test_metrics_of_recurrent_states(server: LiveServer) -> None:
+    server.engine.snapshot = SchedulerStats()
+    assert "roseinfer:state_" not in server.get("/metrics").text, "a model without states"
+    server.engine.snapshot = SchedulerStats(states=StateStats(3, 12, 5, 40, 2))
+    for name, value in {
+        "roseinfer:state_slots_usage_perc": 0.25, "roseinfer:state_snapshots": 5,
+        "roseinfer:state_snapshots_taken_total": 40, "roseinfer:state_snapshots_skipped_total": 2,
+    }.items():  # fmt: skip
+        assert server.metric(name, **LABELS) == value, name
 
 
 def test_steps(server: LiveServer) -> None:

@@ -166,7 +166,7 @@ class StepAdmission:
                 return Cause.UTILISATION
             spare = tuning.spare_seats * self._state.seats
         if self.machine.seats <= spare:
-            return Cause.SEATS
+            return self.machine.view.seat_cause
         return Cause.BLOCKS if self.machine.reserved or not self.machine.has_blocks(track) else None
 
     def _start_aged(self) -> None:

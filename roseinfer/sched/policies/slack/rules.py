@@ -32,7 +32,7 @@ def room_for_urgent(machine: StepMachine, candidate: WaitingCandidate) -> Cause 
 
 
 def a_seat(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None:
-    return Cause.SEATS if machine.seats <= 0 else None
+    return machine.view.seat_cause if machine.seats <= 0 else None
 
 
 def kv_blocks(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None:

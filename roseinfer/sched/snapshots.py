@@ -1,0 +1,158 @@
+"""Snapshots of recurrent states: where a sequence's state is kept, so that a later request can continue there.
+
+A state group finds a prefix only where a snapshot was taken. While a prompt is computed, one is taken at each of these
+positions, rounded down to a full block:
+
+* The last token of the prompt, for a request with the same prompt: that token is computed again.
+* The end of the messages, before what the chat template opens for the answer. The next turn may continue there, even if
+  the template drops reasoning from the history.
+* The end of the longest cached prefix of all KV groups. There the prompt diverges from earlier ones, probably after a
+  system prompt that further requests share.
+
+While a request decodes, one snapshot follows it at a distance of at most 63 tokens, for the next turn and after a
+preemption. So does one within a prompt of several chunks. If sample 0 of several has computed the prompt, its state
+before the last token is held for the others.
+
+Snapshots use slots that no sequence needs, the least recently used first.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from roseinfer.core.outputs import StateStats
+from roseinfer.core.plan import Row, StateSnapshot, StepPlan, StepResult
+from roseinfer.core.request import Request, Status
+from roseinfer.kv.blocks import IndexEntry
+from roseinfer.kv.manager import KvManager
+from roseinfer.kv.states import SeatedState, StateGroup
+from roseinfer.sched.queue import WaitingQueue
+
+# Distance between snapshots of a decoding sequence, or one block if that is more.
+MIN_ROLLING_TOKENS = 64
+
+
+class Snapshots:
+    """Slots and snapshots of one scheduler's requests."""
+
+    def __init__(self, kv: KvManager, states: StateGroup, waiting: WaitingQueue) -> None:
+        self._kv, self._states, self._waiting = kv, states, waiting
+        self._rolling_tokens = max(MIN_ROLLING_TOKENS, kv.block_size)
+        self._positions: dict[str, tuple[int, ...]] = {}  # by request: where to take snapshots, rising
+        self._rolling: dict[str, tuple[int, IndexEntry]] = {}  # by request: the snapshot that the next one replaces
+        self._rolling_slots: set[int] = set()  # of such snapshots in flight
+        self._taken = self._skipped = 0
+
+    # --- seats --------------------------------------------------------------------------------------------------
+    def seat(self, request: Request, start: int) -> SeatedState:
+        """Give a request that starts with `start` cached tokens its slot. The caller has checked `num_free`."""
+        name, chain = request.request_id, self._kv.chain(request.request_id)
+        seated = self._states.seat(name, chain, request.tokens, start, request.fork_of or "")
+        if seated.copy is not None and start == request.prompt_len - 1 and self._has_siblings(request):
+            self._states.hold(name, start, seated.copy.src)
+        positions = self._positions_of(request, start)
+        if positions:
+            self._positions[name] = positions
+        else:
+            self._positions.pop(name, None)
+        return seated
+
+    def _positions_of(self, request: Request, start: int) -> tuple[int, ...]:
+        """Return the positions after `start` at which to take snapshots of a request that starts."""
+        size, last, found = self._kv.block_size, len(request.tokens) - 1, set[int]()
+        if self._kv.prefix_caching:
+            messages = request.prompt_len - request.generation_prompt_len
+            for end in (last, min(messages, last), min(self._kv.matched(request.request_id), last)):
+                position = end // size * size
+                if position > start and not self._states.holds(
+                    self._kv.chain(request.request_id), request.tokens, position
+                ):
+                    found.add(position)
+        if start < request.prompt_len - 1 and self._has_siblings(request):
+            found.add(request.prompt_len - 1)
+        return tuple(sorted(found))
+
+    def _has_siblings(self, request: Request) -> bool:
+        """True if other samples wait for the prompt that the request computes."""
+        return request.fork_of is None and bool(self._waiting.siblings(request))
+
+    def settle_family(self, request: Request) -> None:
+        """Release the state held for the samples of a request, one of which has started or ended, if none waits."""
+        family = request.fork_of or request.request_id
+        if self._states.held_position(family) is not None and not self._waiting.has_family(family):
+            self._states.release_held(family)
+
+    def ended(self, request: Request) -> None:
+        """Forget a request that has ended, but not its snapshots."""
+        self._positions.pop(request.request_id, None)
+        self._rolling.pop(request.request_id, None)
+        self.settle_family(request)
+
+    # --- steps --------------------------------------------------------------------------------------------------
+    def plan(self, rows: Sequence[Row]) -> list[StateSnapshot]:
+        """Return the snapshots that a step with these rows takes, as far as there are slots for them."""
+        found: list[StateSnapshot] = []
+        if not self._kv.prefix_caching and not self._positions:
+            return found
+        mask = self._rolling_tokens - 1
+        for number, row in enumerate(rows):
+            end = row[2] + row[3]
+            if end & mask and row[0] not in self._positions:  # the common case: a decoding row
+                continue
+            for position, rolling in self._due(row, end):
+                slot = self._states.begin_snapshot()
+                if slot is None:
+                    self._skipped += 1
+                    continue
+                if rolling:
+                    self._rolling_slots.add(slot)
+                found.append(StateSnapshot(number, position - row.start, slot))
+        return found
+
+    def _due(self, row: Row, end: int) -> list[tuple[int, bool]]:
+        """Return the positions of a row's snapshots, each with whether it replaces the last such one."""
+        positions = self._positions.pop(row.request_id, ())
+        due = [(position, False) for position in positions if position <= end]
+        rest = positions[len(due) :]
+        if rest:
+            self._positions[row.request_id] = rest
+        # Within the row that completes a prompt, the other positions are better.
+        rolling = end - end % self._rolling_tokens if rest else end
+        if self._kv.prefix_caching and rolling % self._rolling_tokens == 0 and row.start < rolling not in positions:
+            due.append((rolling, True))
+        return due
+
+    def commit(self, plan: StepPlan, result: StepResult, requests: Mapping[str, Request]) -> None:
+        """Apply a completed step, before its results change the requests."""
+        changes = plan.states
+        assert changes is not None
+        self._states.copies_done(changes.copies)
+        for number, tokens, slot in changes.snapshots:
+            row = plan.rows[number]
+            request = requests[row.request_id]
+            failed = request.status is Status.FINISHED or result.rows[number].error is not None
+            self._finish(request, row.start + tokens, slot, failed)
+
+    def _finish(self, request: Request, position: int, slot: int, failed: bool) -> None:
+        rolling = slot in self._rolling_slots
+        self._rolling_slots.discard(slot)
+        if failed:
+            self._states.finish_snapshot(slot, None, position)
+            return
+        self._taken += 1
+        name, size = request.request_id, self._kv.block_size
+        if position == request.prompt_len - 1 and self._has_siblings(request):
+            self._states.hold(name, position, slot)
+        entry = None
+        if self._kv.prefix_caching and position % size == 0:
+            entry = self._kv.chain(name).entry(request.tokens, position // size - 1)
+        found = self._states.finish_snapshot(slot, entry, position)
+        if entry is None:
+            return
+        if name in self._rolling:
+            self._states.drop(*self._rolling.pop(name))
+        if rolling and found:
+            self._rolling[name] = (slot, entry)
+
+    # --- inspection ---------------------------------------------------------------------------------------------
+    def stats(self) -> StateStats:
+        states = self._states
+        return StateStats(states.num_live, states.num_slots, states.num_snapshots, self._taken, self._skipped)
