@@ -206,6 +206,19 @@ def test_sinks(device) -> None:
     case.step([row(tables[1], 152, 4), row(tables[2], 37, 2)], short=True)
 
 
+def test_heads_of_256_in_layers_of_two_rotations(device) -> None:
+    """Prompts, chunks, few decodes, and rows of a token with drafts, in layers as Gemma 3 has them."""
+    case = Case(head_transform(4, 2, 256, device, llama=True), 16, device, windows=(20, None))
+    full = Rotary(default_frequencies(256, 1e6).to(device) / 8, MAX_LEN)
+    full.make_tables(MAX_LEN)
+    case.transforms[1] = replace(case.transforms[1], rotary=full)
+    tables = [case.table(90) for _ in range(3)]
+    case.step([row(tables[0], 0, 1), row(tables[1], 0, 33), row(tables[2], 0, 5)])
+    case.step([row(tables[0], 1, 1), row(tables[1], 33, 1), row(tables[2], 5, 20)])
+    case.step([row(tables[2], 25, 1), row(tables[0], 2, 1), row(tables[1], 34, 1)])
+    case.step([row(tables[1], 35, 4), row(tables[2], 26, 2)], short=True)
+
+
 @cases("window", [None], exhaustive=[9])
 def test_short_rows(window, device) -> None:
     """Tokens and their drafts, of which the next step computes some again, between steps of other kernels."""

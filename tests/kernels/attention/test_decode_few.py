@@ -80,6 +80,7 @@ def workspace_of(layer: Layer, parts: int) -> FewWorkspace:
         (3, 1, 80, True, 32, 33, False, 4, torch.float32),
         (2, 2, 64, False, 1, 0, True, 3, torch.float16),
         (17, 1, 16, False, 16, 70, True, 2, torch.float32),
+        (4, 1, 256, True, 16, 40, False, 2, torch.float16),
     ],
 )
 def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, codes, parts, dtype, device) -> None:

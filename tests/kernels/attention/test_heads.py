@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -74,6 +76,16 @@ class Case:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_heads(shape, dtype, device):
     case = Case(shape, 7, dtype, device)
+    for ours, expected in zip(case.run(store_heads), case.run(store_heads_reference), strict=True):
+        torch.testing.assert_close(ours, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_may_be_wider(dtype, device):
+    """Take weights of a norm in float32, where an offset is added to them."""
+    case = Case((4, 2, 256, True, True), 7, dtype, device)
+    wide = [1.0 + torch.randn(256, device=device) for _ in range(2)]
+    case.preparation = replace(case.preparation, q_weight=wide[0], k_weight=wide[1])
     for ours, expected in zip(case.run(store_heads), case.run(store_heads_reference), strict=True):
         torch.testing.assert_close(ours, expected, **TOLERANCE[dtype])
 

@@ -123,7 +123,7 @@ def test_a_window_leaves_less_to_divide() -> None:
 # --- results --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"),
-    [(2, 2, 64, 16), (4, 2, 80, 256), (7, 1, 96, 1), (16, 1, 8, 16)],
+    [(2, 2, 64, 16), (4, 2, 80, 256), (7, 1, 96, 1), (16, 1, 8, 16), (4, 1, 256, 16)],
 )
 def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
     case = paged_case([(70, 9), (0, 17), (60, 1)], heads, kv_heads, head_dim, block_size, torch.float32, device)

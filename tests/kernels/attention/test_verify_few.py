@@ -73,6 +73,7 @@ class Step:
         (3, 1, 80, True, 32, 33, False, 4, torch.float32),
         (2, 2, 64, False, 1, 3, True, 3, torch.float16),
         (14, 1, 16, False, 16, 70, True, 2, torch.float32),
+        (4, 2, 256, True, 16, 40, False, 2, torch.float16),
     ],
 )
 def test_a_launch_is_store_and_causal_attention(
