@@ -381,10 +381,11 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
                 **_words("llama3_json llama4_json", "llama_json"),
                 **_words("qwen3_coder qwen3_xml", "qwen_xml"),
                 **_words("llama4_pythonic olmo3", "pythonic"),
+                **_words("openai", "harmony"),
                 **_words(
                     "cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 "
                     "ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 "
-                    "hunyuan_a13b hy_v3 internlm jamba kimi_k2 lfm2 longcat minimax minimax_m2 openai "
+                    "hunyuan_a13b hy_v3 internlm jamba kimi_k2 lfm2 longcat minimax minimax_m2 "
                     "phi4_mini_json poolside_v1 seed_oss step3 step3p5 xlam",
                     IgnoredValue("the format follows from the chat template"),
                 ),

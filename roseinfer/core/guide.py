@@ -21,6 +21,39 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """Framing of an output that consists of messages, each a header and a content.
+
+    `begun`: tokens of the message that the prompt leaves open, at most up to the end of its header. `opening`: tokens
+    that a header begins with. `channel`: the token before the name of a message's channel, `content`: the one that ends
+    the header. `end`: the token that ends a message. `stops`: tokens that end it and the output. `thinking`, `answer`:
+    channels of reasoning and of the answer.
+    `headers`: grammar of a header from its `opening` on. A tool call's includes its arguments, after which the output
+    ends. The second one, if there is a `budget`, has no reasoning. `must_answer`: the output does not end before a call
+    or the end of the answer. `budget`: maximum number of tokens of reasoning in all; None = unlimited. When it is used
+    up, `last_words` are forced, which finish with the end of the message.
+    """
+
+    begun: tuple[int, ...]
+    opening: tuple[int, ...]
+    channel: int
+    content: int
+    end: int
+    stops: tuple[int, ...]
+    thinking: str
+    answer: str
+    headers: tuple[str, ...]
+    must_answer: bool
+    budget: int | None = None
+    last_words: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All token ids in it."""
+        return (*self.begun, *self.opening, self.channel, self.content, self.end, *self.stops, *self.last_words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
     """Start of a grammar within otherwise free output: a token, or a text if there is no such token.
 
@@ -40,8 +73,9 @@ class GuideSpec:
 
     `grammar`: the whole output follows it and ends when it is complete; empty = free output except after `triggers`.
     `ends_after`: the output ends after this many triggered grammars are complete; 0 = it continues. `banned`: token ids
-    that are never sampled. Grammars are in llguidance's serialised form or in Lark. `memory`: bytes of the largest
-    compiled grammar and its growth (`grammar.memory.GrammarMemory`), None if not measured.
+    that are never sampled. `framing`: the output consists of messages, and grammar and triggers apply to the content of
+    its answer. Grammars are in llguidance's serialised form or in Lark. `memory`: bytes of the largest compiled grammar
+    and its growth (`grammar.memory.GrammarMemory`), None if not measured.
     """
 
     grammar: str = ""
@@ -49,10 +83,11 @@ class GuideSpec:
     ends_after: int = 0
     banned: tuple[int, ...] = ()
     thinking: Thinking | None = None
+    framing: Framing | None = None
     memory: tuple[int, int] | None = None
 
     @property
     def constrains(self) -> bool:
         """True if any output could violate this."""
         limited = self.thinking is not None and self.thinking.budget is not None
-        return bool(self.grammar or self.triggers or self.banned or limited)
+        return bool(self.grammar or self.triggers or self.banned or limited or self.framing)

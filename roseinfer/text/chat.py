@@ -27,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
+from roseinfer.text.harmony import history
 from roseinfer.text.merged_turns import merged_turns
 from roseinfer.text.tokenizer import Tokenizer, encode
 
@@ -104,6 +105,7 @@ class ChatTemplate:
         self._template = source
         self._source = source.source
         self._special_tokens = source.special_tokens
+        self._is_harmony = history.written_by(source.source)
         self.kwargs = source.variables
         self.literal = LiteralEncoder(tokenizer)
 
@@ -173,6 +175,8 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
             )
         said = [self._message(message, i) for i, message in enumerate(messages)]
+        if self._is_harmony:
+            said = history.fitted(said)
         try:
             return self._write(said, generation_prompt, continue_final, kwargs)
         except RENDER_ERRORS as error:

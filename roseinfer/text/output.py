@@ -21,6 +21,10 @@ class Text(Struct, frozen=True):
     text: str
 
 
+class TextBreak(Struct, frozen=True):
+    """End of a text that is a message of its own. Another text follows."""
+
+
 class CallStart(Struct, frozen=True):
     """Beginning of a tool call. `index` counts the calls of a sample from 0. The name is complete, but
     may be unknown.
@@ -49,7 +53,7 @@ class CallEnd(Struct, frozen=True):
     complete: bool = True
 
 
-Event = Reasoning | Text | CallStart | CallArguments | CallEnd
+Event = Reasoning | Text | TextBreak | CallStart | CallArguments | CallEnd
 
 
 class OutputParser(Protocol):

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import cache
 
-from roseinfer.core.guide import GuideSpec
+from roseinfer.core.guide import Framing, GuideSpec
 from roseinfer.core.plan import TokenMasks
-from roseinfer.engine.guided.constraints import Vocabulary, grammars_of, make_guide
+from roseinfer.engine.guided.constraints import grammars_of, make_guide
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
+from roseinfer.engine.guided.vocabulary import Vocabulary
 from roseinfer.grammar.library import Grammar, GrammarTokens, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
@@ -28,6 +29,34 @@ def marked_tokenizer() -> Tokenizer:
 
 TOKENIZER = marked_tokenizer()
 TOKENS = GrammarTokens.of(TOKENIZER, VOCAB, (EOS_ID,))
+
+
+def framing(begun: str | None = "a", must_answer: bool = False, budget: int | None = None) -> Framing:
+    """Messages `<think>a#CHANNEL<call>CONTENT</think>`: channels t (reasoning), o (other), f (answer), c with `{..}`.
+
+    `begun`: the header that the prompt leaves open.
+    """
+    opening = (THINK, *b"a")
+    free = ("f",) if must_answer else ("f", "o")
+    headers = []
+    for channels in (("t", *free), free):
+        choices = " | ".join(f'"#{name}" <[{CALL}]>' for name in channels)
+        call = f'"#c" <[{CALL}]> "{{" /[a-z]{{1,3}}/ "}}"'
+        headers.append(f'start: <[{THINK}]> "a" ({choices} | {call})')
+    return Framing(
+        begun=() if begun is None else (THINK, *begun.encode()),
+        opening=opening,
+        channel=ord("#"),
+        content=CALL,
+        end=THOUGHT,
+        stops=(EOS_ID,),
+        thinking="t",
+        answer="f",
+        headers=tuple(headers[: 1 if budget is None else 2]),
+        must_answer=must_answer,
+        budget=budget,
+        last_words=(*b"so", THOUGHT),
+    )
 
 
 @cache

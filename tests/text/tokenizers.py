@@ -49,6 +49,58 @@ THINKING = """{%- if add_generation_prompt and enable_thinking is defined and no
 {%- endif %}"""
 
 
+# A first system message, reasoning in `thinking`, one call a message, analysis dropped before a final answer.
+HARMONY_TEMPLATE = """{%- macro say(header, content, end) -%}
+    {{- '<|start|>' + header + '<|message|>' + content + end }}
+{%- endmacro %}
+{%- macro system() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}
+    {{- say('system', 'Reasoning: ' + reasoning_effort, '<|end|>') }}
+{%- endmacro %}
+{{- system() }}
+{%- set said = messages %}
+{%- if messages[0].role in ['developer', 'system'] %}
+    {{- say('developer', messages[0].content, '<|end|>') }}
+    {%- set said = messages[1:] %}
+{%- endif %}
+{%- if tools %}
+    {{- say('developer', 'namespace functions ' + tools | map(attribute='function') | list | tojson, '<|end|>') }}
+{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for message in said %}
+    {%- if message.role == 'assistant' %}
+        {%- if '<|channel|>analysis<|message|>' in message.content %}{{ raise_exception('channels') }}{% endif %}
+        {%- if 'tool_calls' in message %}
+            {%- if message.content and message.thinking %}{{ raise_exception('content and thinking') }}{% endif %}
+            {%- set later = namespace(final=false) %}
+            {%- for other in said[loop.index:] if other.role == 'assistant' and 'tool_calls' not in other %}
+                {%- set later.final = true %}
+            {%- endfor %}
+            {%- set thought = message.content or message.thinking %}
+            {%- if thought and not later.final %}
+                {{- say('assistant<|channel|>analysis', thought, '<|end|>') }}
+            {%- endif %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- set called.name = call.name %}
+            {%- set header = 'assistant to=functions.' + call.name + '<|channel|>commentary json' %}
+            {{- say(header, call.arguments | tojson, '<|call|>') }}
+        {%- else %}
+            {%- if loop.last and not add_generation_prompt and 'thinking' in message %}
+                {{- say('assistant<|channel|>analysis', message.thinking, '<|end|>') }}
+            {%- endif %}
+            {{- say('assistant<|channel|>final', message.content, '<|end|>') }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}
+        {%- if called.name is none %}{{ raise_exception('a result without a call') }}{% endif %}
+        {%- set header = 'functions.' + called.name + ' to=assistant<|channel|>commentary' %}
+        {{- say(header, message.content | tojson, '<|end|>') }}
+    {%- elif message.role == 'user' %}
+        {{- say('user', message.content, '<|end|>') }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+
 def byte_level() -> Tokenizer:
     """Build a tokenizer like those of GPT-2, Llama 3 and Qwen: every token is a string of bytes."""
     backend = tokenizers.Tokenizer(models.BPE())
@@ -78,6 +130,16 @@ def tool_caller(thinks: bool = False) -> Tokenizer:
     if thinks:
         template = template.replace("'('", "'<think>'").replace("')'", "'</think>'") + THINKING
     return Tokenizer(tokenizer.backend, tokenizer.config, template)
+
+
+def harmony() -> Tokenizer:
+    """Build a tokenizer with harmony's special tokens, and a template of the shape of gpt-oss' own."""
+    backend = byte_level().backend
+    backend.add_special_tokens(
+        [f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "return", "call")]
+    )
+    backend.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    return Tokenizer(backend, {"bos_token": "<|endoftext|>", "eos_token": "<|return|>"}, HARMONY_TEMPLATE)
 
 
 def byte_fallback() -> Tokenizer:

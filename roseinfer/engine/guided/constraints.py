@@ -1,65 +1,45 @@
 """Guides made from a `GuideSpec`. They nest: `TokenBan` around `ReasoningBudget` around `GrammarConstraint` (a grammar
-from the start) or `TriggeredGrammar` (free text until a trigger).
+from the start) or `TriggeredGrammar` (free text until a trigger). `FramedOutput` passes one of these the answer alone.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import replace
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
-from roseinfer.core.plan import TokenMasks
+from roseinfer.engine.guided.framed import FramedOutput
 from roseinfer.engine.guided.guide import Guide, MaskSource
 from roseinfer.engine.guided.mask_bits import allow, allow_all, forbid
-from roseinfer.grammar.library import Grammar, GrammarTokens, Matcher
+from roseinfer.engine.guided.vocabulary import Vocabulary
+from roseinfer.grammar.library import Grammar, Matcher
 
 
 def grammars_of(spec: GuideSpec) -> tuple[str, ...]:
-    """Return the texts of its grammars: first that of the whole output, if any, then those of the triggers."""
-    return (*((spec.grammar,) if spec.grammar else ()), *(trigger.grammar for trigger in spec.triggers))
+    """Return the texts of its grammars: first those of headers, then that of the whole output or answer, if any, then
+    those of the triggers.
+    """
+    headers = () if spec.framing is None else spec.framing.headers
+    return (*headers, *((spec.grammar,) if spec.grammar else ()), *(trigger.grammar for trigger in spec.triggers))
 
 
 def token_ids_of(spec: GuideSpec) -> tuple[int, ...]:
     """Return all token ids in it."""
     thinking = spec.thinking
     ids = (*spec.banned, *(trigger.token_id for trigger in spec.triggers if trigger.token_id is not None))
-    return ids if thinking is None else (*ids, *thinking.begin, *thinking.end, *thinking.last_words)
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Vocabulary as guides use it. `size`: of the model's vocabulary. `future`: done before any grammar is compiled."""
-
-    size: int
-    future: Future[GrammarTokens]
-
-    @property
-    def tokens(self) -> GrammarTokens:
-        return self.future.result()
-
-    def only_ends(self, words: memoryview) -> bool:
-        """True if a mask allows only end-of-output tokens."""
-        ends = sum(1 << token for token in self.tokens.eos_ids)
-        return not int.from_bytes(words.cast("B"), "little") & ~ends
-
-    def allow_only(self, token_ids: Sequence[int]) -> memoryview:
-        """Return a mask that allows only these tokens."""
-        mask = memoryview(bytearray(4 * TokenMasks.words_per_row(self.size))).cast("I")
-        allow(mask, token_ids)
-        return mask
-
-    def all_but(self, token_ids: Sequence[int]) -> memoryview:
-        """Return a mask that forbids only these tokens."""
-        mask = self.allow_only(())
-        allow_all(mask)
-        forbid(mask, token_ids)
-        return mask
+    if thinking is not None:
+        ids = (*ids, *thinking.begin, *thinking.end, *thinking.last_words)
+    return ids if spec.framing is None else (*ids, *spec.framing.token_ids)
 
 
 def make_guide(spec: GuideSpec, grammars: Sequence[Grammar], vocabulary: Vocabulary) -> Guide:
     """Return a guide at the start of an output. `grammars`: the compiled `grammars_of(spec)`."""
     guide: Guide
+    framing = spec.framing
+    if framing is not None:
+        count = len(framing.headers)
+        answer = make_guide(replace(spec, framing=None), grammars[count:], vocabulary)
+        return FramedOutput(framing, grammars[:count], answer, vocabulary)
     if spec.grammar:
         guide = GrammarConstraint(grammars[0])
     else:

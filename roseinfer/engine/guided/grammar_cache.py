@@ -14,8 +14,9 @@ from typing import cast
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats
-from roseinfer.engine.guided.constraints import Vocabulary, grammars_of, make_guide, token_ids_of
+from roseinfer.engine.guided.constraints import grammars_of, make_guide, token_ids_of
 from roseinfer.engine.guided.guide import Guide, MaskSource
+from roseinfer.engine.guided.vocabulary import Vocabulary
 from roseinfer.grammar.library import Grammar, GrammarTokens, MaskThreads, Matcher, compile_grammar
 from roseinfer.grammar.memory import GrammarMemory, estimate_memory
 

@@ -14,7 +14,7 @@ from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.formats.answers import ChoiceBuffer, ChoicePart, Choices
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, TextBreak
 
 
 class Kind(StrEnum):
@@ -84,6 +84,8 @@ class Blocks:
             yield from self._grow(event.text)
         elif isinstance(event, CallEnd):
             yield from self._close(event.complete)
+        elif isinstance(event, TextBreak):
+            yield from self._close(True)
         elif isinstance(event, Reasoning):
             yield from self._extend(Kind.REASONING, event.text)
         else:

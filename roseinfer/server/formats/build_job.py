@@ -4,7 +4,7 @@ A format calls them in this order: `read_settings`, then its own prompts and out
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.guide import GuideSpec
@@ -39,12 +39,16 @@ class RequestSettings(CommonSettings):
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """Constraint and parser of the outputs. `tool_parser`: name of the tool call format."""
+    """Constraint and parser of the outputs. `tool_parser`: name of the tool call format.
+
+    `stops`: tokens that end an output besides the model's own.
+    """
 
     guide: GuideSpec | None = None
     parser: Callable[[], OutputParser] | None = None
     tool_parser: str = "none"
     warnings: Sequence[str] = ()
+    stops: tuple[int, ...] = ()
 
 
 def read_settings(
@@ -95,6 +99,8 @@ def build_job(
     Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too many tokens.
     """
     limits, meta = call.service.limits, settings.objectives.meta
+    if output.stops and not params.ignore_eos:
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *output.stops))
     context = call.backend.info.facts.max_model_len
     prompts = []
     total = 0

@@ -60,7 +60,7 @@ async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
 
 def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
     """Return what a chat asks of its output; None for plain text. Raises `ApiError` 400."""
-    if backend.speech.reasoner is None and request.model_fields_set.isdisjoint(OUTPUT_FIELDS):
+    if not backend.speech.parses and request.model_fields_set.isdisjoint(OUTPUT_FIELDS):
         return None
     return ChatOutput(backend, request)
 

@@ -1,6 +1,7 @@
 """Parser events as deltas or messages of OpenAI's chat API.
 
-Clients use two names for reasoning, `reasoning_content` and `reasoning`: answers have both.
+Clients use two names for reasoning, `reasoning_content` and `reasoning`: answers have both. A message has one content,
+so texts that are messages of their own become paragraphs.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,9 @@ from typing import Any
 
 from orjson import dumps
 
-from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text, TextBreak
+
+_PARAGRAPH = "\n\n"
 
 
 def delta(events: Sequence[Event]) -> bytes:
@@ -25,6 +28,8 @@ def delta(events: Sequence[Event]) -> bytes:
     for event in events:
         if isinstance(event, Text):
             fields["content"] = fields.get("content", "") + event.text
+        elif isinstance(event, TextBreak):
+            fields["content"] = fields.get("content", "") + _PARAGRAPH
         elif isinstance(event, Reasoning):
             fields["reasoning_content"] = fields["reasoning"] = fields.get("reasoning", "") + event.text
         elif not isinstance(event, CallEnd):
@@ -45,7 +50,8 @@ def _add_to_calls(calls: list[dict[str, Any]], event: CallStart | CallArguments)
 
 def message(events: Sequence[Event]) -> dict[str, Any]:
     """Return the `message` of a whole answer. A cut call is included."""
-    content = "".join([event.text for event in events if isinstance(event, Text)])
+    texts = [event for event in events if isinstance(event, Text | TextBreak)]
+    content = "".join([event.text if isinstance(event, Text) else _PARAGRAPH for event in texts])
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     said: dict[str, Any] = {"role": "assistant", "content": content or None}
     if reasoning:

@@ -1,32 +1,27 @@
 """Tool calls, output format and reasoning of a chat: checked, passed to the template, and made a guide and a parser."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from roseinfer.core.guide import GuideSpec, Thinking
-from roseinfer.grammar.constraint import Constraint, JsonSchema
+from roseinfer.grammar.constraint import JsonSchema
 from roseinfer.server.formats.build_job import OutputSettings
 from roseinfer.server.formats.constraints import CONSTRAINT_FIELDS, OutputConstraint
+from roseinfer.server.formats.harmony_answer import HarmonyAnswer
+from roseinfer.server.formats.marked_answer import MarkedAnswer
+from roseinfer.server.formats.output_request import AnswerShape, OutputRequest
 from roseinfer.server.formats.schemas import ChatRequest
 from roseinfer.server.formats.tool_fields import Calls, ToolUse, check_template
-from roseinfer.server.formats.tool_grammar import tool_constraint
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.request.grammars import Proof
 from roseinfer.server.request.service import Backend
-from roseinfer.text.output import OutputParser
-from roseinfer.text.tools.base import ToolFormat
+from roseinfer.server.request.speech import NONE
 
 # A request without any of these asks for plain text.
 OUTPUT_FIELDS = frozenset(
     {"tools", "tool_choice", "reasoning_effort", "thinking_token_budget", "thinking_budget", *CONSTRAINT_FIELDS}
 )
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 # Template variables that turn reasoning on or off.
 REASONING_SWITCHES = ("enable_thinking", "thinking")
-# Text that the model is forced to write when its budget is spent, before the end of its reasoning.
-LAST_WORDS = "\n\nNo more time to think: what is above must do for the answer.\n"
 
 
 class ChatOutput:
@@ -38,17 +33,19 @@ class ChatOutput:
     def __init__(self, backend: Backend, request: ChatRequest) -> None:
         backend.prompts.check_template()
         self.warnings: list[str] = []
-        self._backend = backend
-        self._calls, self._reasoner = backend.speech.calls, backend.speech.reasoner
-        self._inside = False
-        self._proof: Proof | None = None
+        self._speech = backend.speech
         self._use = ToolUse.of(request)
         self._asked = OutputConstraint(request)
-        self._n = request.n or 1
         self.warnings += self._asked.warnings
-        self._budget = self._checked_budget(request)
+        budget = self._checked_budget(request)
         self._check_tools(backend.prompts.template_variables)
         self.template = self._variables(request, backend.prompts.template_variables)
+        harmony = self._speech.harmony
+        if harmony is not None and request.reasoning_effort == "none":
+            budget = 0  # its template cannot turn reasoning off
+        wanted = OutputRequest(self._use, self._asked, budget, request.n or 1, self.warnings)
+        self._answer: AnswerShape
+        self._answer = MarkedAnswer(backend, wanted) if harmony is None else HarmonyAnswer(backend, harmony, wanted)
 
     # --- for the prompt -------------------------------------------------------------------------------------------
     def _variables(self, request: ChatRequest, known: frozenset[str]) -> dict[str, Any]:
@@ -58,6 +55,8 @@ class ChatOutput:
             return found
         if effort not in REASONING_EFFORTS:
             raise bad_request(f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}", "reasoning_effort")
+        if self._speech.harmony is not None:
+            effort = self._harmony_effort(effort)
         switch = next((name for name in REASONING_SWITCHES if name in known), None)
         if "reasoning_effort" in known:
             found["reasoning_effort"] = effort
@@ -67,12 +66,19 @@ class ChatOutput:
             self.warnings.append("reasoning_effort")
         return found
 
+    def _harmony_effort(self, effort: str) -> str:
+        """Return the effort that harmony knows instead. Without reasoning, its prompt asks for little."""
+        known = HARMONY_EFFORTS.get(effort, effort)
+        if effort not in (known, "none"):
+            self.warnings.append(f"reasoning_effort: {effort} is taken as {known}")
+        return known
+
     def _check_tools(self, variables: frozenset[str]) -> None:
         use = self._use
         if use is None:
             return
         check_template(variables)
-        if self._calls is None and use.calls is not Calls.NEVER:
+        if self._speech.calls_name == NONE and use.calls is not Calls.NEVER:
             message = "the model's tool call format is unknown; set the server option --tool-call-parser"
             raise bad_request(message, "tools", "unsupported_field")
         if self._asked.constraint is None or use.calls is Calls.NEVER:
@@ -93,7 +99,7 @@ class ChatOutput:
             budget = getattr(request, name)
             if budget is None or budget == -1:
                 continue
-            if self._reasoner is None:
+            if not self._speech.reasons:
                 self.warnings.append(f"{name}: the model has no reasoning")
                 return None
             return int(budget)
@@ -102,70 +108,8 @@ class ChatOutput:
     # --- for the output -------------------------------------------------------------------------------------------
     def start_proof(self) -> None:
         """Start to verify a format without tool calls, so that this runs while the prompt is made."""
-        asked = self._asked
-        if asked.constraint is not None and self._calling() is None:
-            thinks = self._reasoner is not None
-            self._proof = self._backend.grammars.begin(asked.constraint, asked.param, thinks)
+        self._answer.start_proof()
 
     async def settings(self, prompt_ids: list[int]) -> OutputSettings:
         """Return guide and parser. Raises `ApiError` 400 or `InvalidRequestError` for what cannot be enforced."""
-        guide = await self._guide(prompt_ids)
-        calls = self._calling()
-        return OutputSettings(guide, self._parser(), "none" if calls is None else calls.name, self.warnings)
-
-    async def _guide(self, prompt_ids: list[int]) -> GuideSpec | None:
-        thinking = await self._thinking(prompt_ids)
-        found = await self._constraint(thinking is not None)
-        if found is not None:
-            spec, ignored = await self._backend.grammars.guide(*found, thinking, self._proof, self._n)
-            self.warnings += [warning for warning in ignored if warning not in self.warnings]
-        else:
-            spec = GuideSpec(thinking=thinking)
-        spec = replace(spec, banned=self._banned())
-        return spec if spec.constrains else None
-
-    async def _constraint(self, thinks: bool) -> tuple[Constraint, str] | None:
-        """Return the constraint and its field."""
-        asked, calls, use = self._asked, self._calling(), self._use
-        if calls is None or use is None:
-            return None if asked.constraint is None else (asked.constraint, asked.param)
-        document = asked.constraint
-        if document is not None:
-            await self._backend.grammars.prove(document, asked.param)  # an error then names its field
-        assert document is None or isinstance(document, JsonSchema)
-        made, ignored = await self._backend.offload.run(tool_constraint, calls, use, document, thinks)
-        self.warnings += ignored
-        return made, "tools"
-
-    def _calling(self) -> ToolFormat | None:
-        """Return the format of tool calls if the answer may have some."""
-        wanted = self._use is not None and self._use.calls is not Calls.NEVER
-        return self._calls if wanted else None
-
-    def _parser(self) -> Callable[[], OutputParser] | None:
-        """Return a factory of parsers of one output; None for plain text."""
-        calls, reasoner = self._calling(), self._reasoner
-        reads = None
-        if calls is not None and self._use is not None:
-            reads = partial(calls.parser, self._use.tools)
-        if reasoner is None:
-            return reads
-        inside = self._inside
-        bare = self._asked.constraint is not None  # the grammar allows white space after the reasoning
-        return lambda: reasoner.parser(inside, None if reads is None else reads(), bare=bare)
-
-    async def _thinking(self, prompt_ids: list[int]) -> Thinking | None:
-        reasoner = self._reasoner
-        if reasoner is None:
-            return None
-        self._inside = await self._backend.offload.run(reasoner.inside, prompt_ids)
-        words: list[int] = []
-        if self._budget is not None:
-            words = self._backend.tokenizer.encode(LAST_WORDS + reasoner.end.text, add_special_tokens=False)
-        return reasoner.thinking(self._inside, self._budget, words)
-
-    def _banned(self) -> tuple[int, ...]:
-        """Return the tokens that open a tool call if the model sees tools that it must not call."""
-        if self._calls is None or self._use is None or self._calling() is not None:
-            return ()
-        return tuple(mark.id for mark in self._calls.marks if mark.id is not None)
+        return await self._answer.settings(prompt_ids)

@@ -20,7 +20,7 @@ def tool_constraint(
     Without `document`, text is free until the model begins a call, unless a call is required. With a (verified)
     document, the output is calls or that document. Slow for large schemas. Raises `ApiError` 400.
     """
-    schemas = _Schemas()
+    schemas = ToolSchemas()
     most = use.most or MAX_CALLS
     if document is None and use.calls is Calls.PERHAPS:
         triggers = calls.triggers(use.callable, most, schemas, others=use.callable == use.tools)
@@ -30,7 +30,7 @@ def tool_constraint(
     return Prepared(grammar=grammar(rules, after_thinking, text)), schemas.ignored
 
 
-class _Schemas:
+class ToolSchemas:
     """Converter of schemas for the grammar library. `ignored`: keywords that it does not enforce."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from roseinfer.engine.guided.mask_bits import allow_all
 from roseinfer.engine.guided.mask_budget import HostClock
 from tests.helpers.cases import examples
 from tests.helpers.guides import ArithmeticGuides, ToldClock
-from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, TOKENS, VOCAB, Writing, grammar_guides
+from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, TOKENS, VOCAB, Writing, framing, grammar_guides
 
 GUIDES = grammar_guides()
 WORDS = TokenMasks.words_per_row(VOCAB)
@@ -49,10 +49,13 @@ SPECS = {
         "thinking": Thinking(inside=True, begin=(), end=(*b"ab",), budget=5),
     },
     "reasoning before calls": {"triggers": (CALL_BODY,), "ends_after": 1, "thinking": THINKING},
+    "messages": {"framing": framing()},
+    "messages up to an answer": {"framing": framing(must_answer=True, budget=4), "grammar": BODY},
+    "messages with triggers": {"framing": framing(budget=2), "triggers": (CALL_BODY,), "ends_after": 1},
     "bans": {"banned": (ord("b"), CALL)},
     "bans within all of it": {"grammar": BODY, "banned": (ord("b"), CALL), "thinking": THINKING},
 }
-INTERESTING = (*b"ab{}z", CALL, THINK, THOUGHT, PAIR)
+INTERESTING = (*b"ab{}z#tfc", CALL, THINK, THOUGHT, PAIR)
 
 
 class Made:
