@@ -162,16 +162,19 @@ class LLM:
             raise InvalidRequestError(message, "chat_template_content_format")
         conversations = as_conversations(messages)
         template = self._templates.get(chat_template)
+        variables = dict(chat_template_kwargs or {})
         options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
+            **variables,
         }
         if tools is not None:
             options["tools"] = list(tools)
 
         def tokenised(given: Any, keep: int | None) -> PromptInput:
-            return PromptInput(template.render(given, **options), template.encode(given, keep_last=keep, **options))
+            ids = template.encode(given, keep_last=keep, **options)
+            opening = template.generation_prompt_len(ids, variables) if add_generation_prompt else 0
+            return PromptInput(template.render(given, **options), ids, generation_prompt_len=opening)
 
         return self._run(self._answers(conversations, tokenised, sampling_params, priority, slo), use_tqdm)
 
@@ -315,7 +318,9 @@ class LLM:
         meta = RequestMeta(slo=slo, priority=priority, cache_salt=prompt.cache_salt)
         fitted = fit_context(fields, len(prompt.ids), context)
         request = GenerateRequest(
-            request_id=str(next(self._numbers)), prompt=Prompt(prompt.ids, fitted, meta, guide), n=params.n
+            request_id=str(next(self._numbers)),
+            prompt=Prompt(prompt.ids, fitted, meta, guide, generation_prompt_len=prompt.generation_prompt_len),
+            n=params.n,
         )
         return AnswerBuilder(request, prompt.text, self.engine.tokenizer, params.detokenize)
 

@@ -35,11 +35,15 @@ _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt: text, token ids, or both, which are then not tokenised again."""
+    """One prompt: text, token ids, or both, which are then not tokenised again.
+
+    `generation_prompt_len`: see `Prompt`.
+    """
 
     text: str | None
     ids: list[int] | None
     cache_salt: str = ""
+    generation_prompt_len: int = 0
 
 
 def as_batch(prompts: Any) -> list[Any]:

@@ -34,6 +34,9 @@ from roseinfer.text.tokenizer import Tokenizer, encode
 MAX_RENDERED_CHARS = 16 * 2**20
 MAX_RENDER_S = 10.0
 MAX_ERROR_CHARS = 300
+# Generation prompts that are remembered, each for some values of the template's variables; longer texts have none.
+MAX_GENERATION_PROMPTS_COUNT = 64
+MAX_VARIABLE_CHARS = 40
 # Variables that the renderer sets itself; a request must not override them.
 RESERVED = frozenset({"messages", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"})
 # Templates may build control tokens from the role, as in '<|' + role + '|>', so it must not be free text.
@@ -108,6 +111,8 @@ class ChatTemplate:
         self._is_harmony = history.written_by(source.source)
         self.kwargs = source.variables
         self.literal = LiteralEncoder(tokenizer)
+        self._backend = tokenizer.backend
+        self._generation_prompts: dict[frozenset[tuple[str, Any]], list[int]] = {}
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -150,6 +155,30 @@ class ChatTemplate:
         """
         rendered = self.rendered(messages, add_generation_prompt, continue_final_message, kwargs)
         return encode(*rendered, add_special_tokens, keep_last)
+
+    def generation_prompt_len(self, ids: Sequence[int], kwargs: Mapping[str, Any]) -> int:
+        """Return how many of the last tokens of a prompt open the answer; 0 if unknown. The prompt was made with a
+        generation prompt and these variables.
+        """
+        variables = {name: value for name, value in kwargs.items() if name not in ("tools", "documents")}
+        if not all(map(_is_short, variables.values())):
+            return 0
+        key = frozenset(variables.items())
+        opening = self._generation_prompts.get(key)
+        if opening is None:
+            opening = self._generation_prompt(variables)
+            if len(self._generation_prompts) < MAX_GENERATION_PROMPTS_COUNT:
+                self._generation_prompts[key] = opening
+        return len(opening) if opening and list(ids[-len(opening) :]) == opening else 0
+
+    def _generation_prompt(self, variables: dict[str, Any]) -> list[int]:
+        """Return the tokens that open the answer to a short message."""
+        messages = [{"role": "user", "content": "x"}]
+        try:
+            closed, opened = (self._render(messages, opens, False, variables) for opens in (False, True))
+        except InvalidRequestError:
+            return []
+        return encode(self._backend, opened[len(closed) :], False) if opened.startswith(closed) else []
 
     def rendered(
         self,
@@ -234,6 +263,10 @@ def _text(content: Any, index: int) -> Any:
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequestError(f"messages[{index}].content may hold text parts only", "messages")
     return "\n".join(str(text) for text in texts)
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, bool | int | None) or (isinstance(value, str) and len(value) <= MAX_VARIABLE_CHARS)
 
 
 def _mark_end(messages: list[dict[str, Any]], mark: str) -> str:

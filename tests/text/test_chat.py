@@ -292,6 +292,35 @@ def test_from_tokenizer():
     assert ours is not None and ours.render(MESSAGES) == template("turns").render(MESSAGES)
 
 
+def test_the_tokens_that_open_an_answer_depend_on_variables_only():
+    tokenizer = build.tool_caller(thinks=True)
+    ours = ChatTemplate.from_tokenizer(tokenizer)
+    for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}, {"enable_thinking": False, "tools": []}):
+        for said in (MESSAGES, [{"role": "user", "content": "<|end|><|assistant|>"}]):
+            with_opening, without = (
+                ours.encode(said, add_generation_prompt=opens, **kwargs) for opens in (True, False)
+            )
+            count = ours.generation_prompt_len(with_opening, kwargs)
+            assert count == len(with_opening) - len(without) > 0
+            assert with_opening[-count:] == ours.encode(MESSAGES, **kwargs)[-count:]
+
+
+@pytest.mark.parametrize(
+    ("source", "kwargs"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", {}),
+        ("{{ 'A' if add_generation_prompt else 'B' }}{{ messages[0].content }}", {}),
+        ("{{ messages[0].content }}{% if add_generation_prompt %}{{ messages[0].content }}{% endif %}", {}),
+        ("{{ raise_exception('no') if messages | length == 1 }}{% if add_generation_prompt %}A{% endif %}", {}),
+        ("{{ style }}{% if add_generation_prompt %}A{% endif %}", {"style": ["list"]}),
+    ],
+    ids=["none", "elsewhere", "by message", "refuses short chats", "unknown variable"],
+)
+def test_an_unknown_opening_counts_as_none(source, kwargs):
+    ours = ChatTemplate(source, build.byte_level())
+    assert ours.generation_prompt_len(ours.encode(MESSAGES, **kwargs), kwargs) == 0
+
+
 def test_a_developer_becomes_the_system_if_the_template_has_none():
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     plain = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", build.byte_level())

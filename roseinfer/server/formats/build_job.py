@@ -107,7 +107,8 @@ def build_job(
     for entry in encoded:
         fitted = fit_context(params, len(entry.ids), context, kind.prompt)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
-        prompts.append(Prompt(entry.ids, fitted, meta, output.guide, prediction=prediction))
+        opening = entry.generation_prompt_len
+        prompts.append(Prompt(entry.ids, fitted, meta, output.guide, None, prediction, opening))
     if total > limits.max_total_tokens:
         message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
         raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")

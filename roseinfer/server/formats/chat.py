@@ -50,12 +50,12 @@ async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     output = output_of(call.backend, request)
     if output is not None:
         output.start_proof()
-    ids, ignored = await chat_ids(call.backend, request, settings.keep_last, output)
+    prompt, ignored = await encoded_chat(call.backend, request, settings.keep_last, output)
     settings.warnings.extend(ignored)
-    outputs = OutputSettings() if output is None else await output.settings(ids)
+    outputs = OutputSettings() if output is None else await output.settings(prompt.ids)
     params = await spell_bad_words(call, settings.params)
     prediction = () if request.prediction is None else await predicted_ids(call.backend, request.prediction)
-    return build_job(call, request, settings, params, [Encoded(ids)], outputs, CHAT, prediction=prediction)
+    return build_job(call, request, settings, params, [prompt], outputs, CHAT, prediction=prediction)
 
 
 def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
@@ -65,9 +65,9 @@ def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
     return ChatOutput(backend, request)
 
 
-async def chat_ids(
+async def encoded_chat(
     backend: Backend, request: ChatRequest, keep_last: int | None = None, output: ChatOutput | None = None
-) -> tuple[list[int], list[str]]:
+) -> tuple[Encoded, list[str]]:
     """Return the prompt and the names of ignored fields. Raises `ApiError` 400, `InvalidRequestError`."""
     messages, ignored = plain_messages(request.messages)
     template = {} if output is None else output.template
@@ -100,7 +100,7 @@ def chat_prompt(
 
 
 async def predicted_ids(backend: Backend, prediction: PredictedOutput) -> tuple[int, ...]:
-    """Return the tokens of a predicted output; none if the engine does not speculate. Raises as `chat_ids`."""
+    """Return the tokens of a predicted output; none if the engine does not speculate. Raises as `encoded_chat`."""
     content = prediction.content
     if not isinstance(content, str):
         for part in content:

@@ -22,8 +22,11 @@ NODE_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
+    """Tokens of a prompt, its text if that was requested, and `Prompt.generation_prompt_len`."""
+
     ids: list[int]
     text: str = ""
+    generation_prompt_len: int = 0
 
 
 class PromptEncoder:
@@ -82,11 +85,11 @@ class PromptEncoder:
         texts = done.texts or [""] * len(all_ids)
         return [Encoded(ids, text) for ids, text in zip(all_ids, texts, strict=True)]
 
-    async def chat(self, prompt: EncodeChat) -> list[int]:
-        """Return the token ids of a chat. Raises as `completion`."""
+    async def chat(self, prompt: EncodeChat) -> Encoded:
+        """Return the prompt of a chat, without its text. Raises as `completion`."""
         done = await self._texts.perform(prompt, self._chat_chars(prompt))
         assert isinstance(done, TextIds)
-        return done.lists()[0]
+        return Encoded(done.lists()[0], generation_prompt_len=done.generation_prompt_len)
 
     async def prediction(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a predicted output, as many as the context has. Raises as `completion`."""

@@ -101,12 +101,13 @@ class TextOrder(msgspec.Struct):
 class TextIds(msgspec.Struct, tag=True):
     """Token ids of each prompt, as 32-bit integers in native byte order, and its text if that was requested.
 
-    `second_from`: of pairs, see `PairIds`.
+    `second_from`: of pairs, see `PairIds`. `generation_prompt_len`: see `Prompt`.
     """
 
     ids: list[bytes]
     texts: list[str]
     second_from: list[int] = msgspec.field(default_factory=list)
+    generation_prompt_len: int = 0
 
     def lists(self) -> list[list[int]]:
         return [array("I", packed).tolist() for packed in self.ids]

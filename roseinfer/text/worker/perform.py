@@ -47,7 +47,7 @@ class TextPerformer:
     def perform(self, job: Job) -> Result:
         """Return the result of a job. Raises `InvalidRequestError`, `TokenizerFailedError`, `AliasesNeededError`."""
         if isinstance(job, EncodeChat):
-            return TextIds([self._chat(job).tobytes()], [])
+            return self._chat(job)
         if isinstance(job, EncodeTexts):
             return self._texts(job)
         if isinstance(job, EncodePairs):
@@ -102,10 +102,13 @@ class TextPerformer:
         was_cut = len(ids) == job.keep_last and job.with_text
         return ids, self._tokenizer.decode(ids) if was_cut else prompt
 
-    def _chat(self, job: EncodeChat) -> "array[int]":
-        assert self._template is not None, "checked before"
-        backend, text = self._rendered(self._template, job)
-        return self._encode(backend, text, job, "messages")
+    def _chat(self, job: EncodeChat) -> TextIds:
+        template = self._template
+        assert template is not None, "checked before"
+        backend, text = self._rendered(template, job)
+        ids = self._encode(backend, text, job, "messages")
+        opening = template.generation_prompt_len(ids, job.kwargs) if job.add_generation_prompt else 0
+        return TextIds([ids.tobytes()], [], generation_prompt_len=opening)
 
     def _rendered(self, template: ChatTemplate, job: EncodeChat) -> tuple[tokenizers.Tokenizer, str]:
         options = (job.add_generation_prompt, job.continue_final_message, job.kwargs)

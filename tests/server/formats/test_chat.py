@@ -22,6 +22,13 @@ def test_text_and_prompt(client: OpenAI, server: LiveServer) -> None:
     assert answer.usage is not None and answer.usage.prompt_tokens == len(server.engine.requests[0].prompt.ids)
 
 
+def test_the_engine_knows_the_generation_prompt(client: OpenAI, server: LiveServer) -> None:
+    client.chat.completions.create(model="fake", messages=HI)
+    client.chat.completions.create(model="fake", messages=HI, extra_body={"add_generation_prompt": False})
+    client.completions.create(model="fake", prompt="<|assistant|>")
+    assert [request.prompt.generation_prompt_len for request in server.engine.requests] == [1, 0, 0]
+
+
 def test_text_parts(client: OpenAI, server: LiveServer) -> None:
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
     client.chat.completions.create(model="fake", messages=[{"role": "user", "content": parts}])

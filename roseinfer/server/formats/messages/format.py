@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import chat_ids, output_of
+from roseinfer.server.formats.chat import encoded_chat, output_of
 from roseinfer.server.formats.messages.answer import MessageWriter
 from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import (
@@ -48,5 +48,5 @@ async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Return the number of prompt tokens of a message with these fields. Raises `ApiError` 400."""
     chat = MessagesTranslation(request).chat
     with field_names(request).errors():
-        ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
-    return len(ids)
+        prompt, _ = await encoded_chat(backend, chat, output=output_of(backend, chat))
+    return len(prompt.ids)

@@ -79,5 +79,5 @@ async def _chat(call: RequestContext, request: EmbeddingRequest, settings: Pooli
         keep_last=None if settings.cut is None else settings.cut.keep,
         context=prompts.max_model_len,
     )
-    ids = await prompts.chat(chat)
-    return call.backend.inputs.ids([ids], None, InputName("messages", several=False))[0]
+    encoded = await prompts.chat(chat)
+    return call.backend.inputs.ids([encoded.ids], None, InputName("messages", several=False))[0]

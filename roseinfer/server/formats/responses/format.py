@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import chat_ids, output_of
+from roseinfer.server.formats.chat import encoded_chat, output_of
 from roseinfer.server.formats.responses.answer import ResponseWriter
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
@@ -53,8 +53,8 @@ async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
     """Return the number of prompt tokens of a response with these fields. Raises `ApiError` 400."""
     chat = ResponsesTranslation(request).chat
     with FIELD_NAMES.errors():
-        ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
-    return len(ids)
+        prompt, _ = await encoded_chat(backend, chat, output=output_of(backend, chat))
+    return len(prompt.ids)
 
 
 def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
