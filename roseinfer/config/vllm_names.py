@@ -233,6 +233,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             },
         ),
         *_works("num_gpu_blocks_override", "num_kv_blocks"),
+        *_works("disable_hybrid_kv_cache_manager", "enable_window_groups", inverse=True),
         *_ignored("swap_space", "preempted requests are computed again; see --kv-offloading-size for host memory"),
         *_ignored("kv_offloading_backend", "blocks in host memory are kept by our own code"),
         *_ignored(
@@ -277,7 +278,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             "prefill_schedule_interval scheduler_reserve_full_isl watermark scheduler_delay_factor "
             "num_scheduler_steps "
             "multi_step_stream_outputs num_lookahead_slots preemption_mode use_v2_block_manager "
-            "disable_async_output_proc disable_hybrid_kv_cache_manager",
+            "disable_async_output_proc",
             "it tunes vLLM's scheduler; see `roseinfer serve --help=scheduler`",
         ),
         *_ignored("disable_chunked_mm_input", _ONLY_TEXT),

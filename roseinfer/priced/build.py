@@ -36,7 +36,13 @@ _OF_MODELS = {
         "enforce_eager",
         "threads",
     ),
-    CacheConfig: ("kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization"),
+    CacheConfig: (
+        "kv_cache_memory_bytes",
+        "kv_cache_dtype",
+        "gpu_memory_utilization",
+        "enable_window_groups",
+        "typical_context",
+    ),
     ProfileConfig: ("profile",),
 }
 _LAYERS, _HEADS = ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")

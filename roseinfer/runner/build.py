@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
-from roseinfer.core.runner import ExpertChoice, RunnerFacts
+from roseinfer.core.runner import ExpertChoice, RunnerFacts, WindowPool
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
@@ -31,6 +31,7 @@ from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_encoder import build_encoder
 from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head
 from roseinfer.runner.cache_size import (
+    CacheDemand,
     check_context,
     default_cpu_cache_bytes,
     num_kv_blocks,
@@ -106,28 +107,31 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         _check_keys(spec, kv_dtype, target.kv_scales)
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target)
     with phase(startup_s, "cache"):
-        num_blocks = group.minimum(_num_blocks(config, model, backend, kv_dtype, group.size, pooling))
+        groups = _kv_groups(config, model)
+        demand = _demand(config, model, kv_dtype, groups, pooling)
+        default_bytes = partial(_default_bytes, config, model, backend, kv_dtype, group.size, pooling)
+        blocks = tuple(map(group.minimum, num_kv_blocks(config.cache, demand, default_bytes)))
+        num_blocks, *window_blocks = blocks
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
         if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
-            log_start_notes(spec, folder, max_model_len)
+            log_start_notes(spec, folder, max_model_len, groups, blocks)
         limits = StepLimits.of(config.scheduler, max_model_len, 0 if pooling else config.max_step_drafts)
-        groups = KVGroups.single(len(model.attention))
-        bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kv_dtype)
+        bytes_per_block = demand.block_bytes[0]
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
-        shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits, groups)
+        shape = _shape(config, blocks, max_model_len, backend, kv_dtype, limits, groups)
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
-        _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), num_blocks, pooling)
+        _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), blocks, pooling)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
-                rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
+                rehearse(assembly.runner, assembly.seats, blocks, [min(few, limits.max_tokens)])
             for params in () if pooling else (PLAIN, EDITED):  # masks apply to logits of either dtype
-                rehearse(assembly.runner, assembly.seats, num_blocks, [1], (params,), guided=True)
+                rehearse(assembly.runner, assembly.seats, blocks, [1], (params,), guided=True)
         copies = CopyTimes()
         if assembly.copier is not None:
             copies = time_copies(assembly.copier, num_blocks, host_blocks)
@@ -136,7 +140,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             assembly.capture()
             for params in (GREEDY, PLAIN, FILTERED, EDITED):
                 pair = full_step(StepLimits(min(2, limits.max_rows), min(8, limits.max_tokens)), chunked=True)
-                rehearse(assembly.runner, assembly.seats, num_blocks, pair, (params,))
+                rehearse(assembly.runner, assembly.seats, blocks, pair, (params,))
     group.ready()
     facts = RunnerFacts(
         model_type=spec.architecture,
@@ -157,6 +161,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         experts=None if spec.experts is None else ExpertChoice(spec.experts.count, spec.experts.top_k),
         block_bytes=bytes_per_block * group.size,
         pooling=None if pooling is None else pooling.info(pooling_head(model, pooling).width),
+        windows=tuple(map(WindowPool, groups.windows, window_blocks)),
     )
     return BuiltRunner(assembly.runner, facts)
 
@@ -184,7 +189,31 @@ def _check_keys(spec: ModelSpec, kv_dtype: torch.dtype, scales: Sequence[KVScale
         )
 
 
-def _num_blocks(
+def _kv_groups(config: EngineConfig, model: CausalLM) -> KVGroups:
+    """Return the model's KV groups. Blocks in host memory hold all layers, so there is one group then."""
+    if not config.cache.enable_window_groups or config.cache.kv_offloading_size:
+        return KVGroups.single(len(model.attention))
+    return KVGroups.by_window(model.attention, config.model.max_model_len or model.spec.max_position)
+
+
+def _demand(
+    config: EngineConfig, model: CausalLM, kv_dtype: torch.dtype, groups: KVGroups, pooling: PoolingSpec | None
+) -> CacheDemand:
+    layers = [groups.specs_of(group, model.attention) for group in range(groups.count)]
+    context = config.model.max_model_len or model.spec.max_position
+    limits = StepLimits.of(config.scheduler, context, 0 if pooling else config.max_step_drafts)
+    return CacheDemand(
+        block_size=config.cache.block_size,
+        block_bytes=tuple(KVStore.bytes_per_block(specs, config.cache.block_size, kv_dtype) for specs in layers),
+        windows=groups.windows,
+        seats=config.scheduler.seats,
+        context=context,
+        typical_context=config.cache.typical_context,
+        step_tokens=limits.max_tokens,
+    )
+
+
+def _default_bytes(
     config: EngineConfig,
     model: CausalLM,
     backend: str,
@@ -192,17 +221,10 @@ def _num_blocks(
     ranks: int,
     pooling: PoolingSpec | None,
 ) -> int:
-    spec, block_size = model.spec, config.cache.block_size
-    bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, kv_dtype)
-    context = config.model.max_model_len or spec.max_position
-    blocks_of_use = config.scheduler.seats * -(-context // block_size)
-
-    def default_bytes() -> int:
-        if model.device.type == "cpu":
-            return default_cpu_cache_bytes(config.engines * ranks)
-        return free_cuda_bytes(config, model, backend, kv_dtype, pooling)
-
-    return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)
+    """Return the memory of the KV cache if no option says it."""
+    if model.device.type == "cpu":
+        return default_cpu_cache_bytes(config.engines * ranks)
+    return free_cuda_bytes(config, model, backend, kv_dtype, pooling)
 
 
 def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -> list[int]:
@@ -217,7 +239,7 @@ def _rehearse_whole(
     config: EngineConfig,
     limits: StepLimits,
     lengths: Sequence[int],
-    num_blocks: int,
+    num_blocks: Sequence[int],
     pooling: PoolingSpec | None,
 ) -> None:
     """Rehearse prompts of these lengths with all that their rows may ask for: every position, or drafts."""
@@ -240,7 +262,7 @@ def _rehearsed_drafts(limits: StepLimits, lengths: Sequence[int], device: torch.
 
 def _shape(
     config: EngineConfig,
-    num_blocks: int,
+    num_blocks: tuple[int, ...],
     max_model_len: int,
     backend: str,
     kv_dtype: torch.dtype,
@@ -249,7 +271,7 @@ def _shape(
 ) -> Shape:
     return Shape(
         config.cache.block_size,
-        num_blocks,
+        num_blocks[0],
         config.scheduler.seats,
         max_model_len,
         limits,
@@ -259,6 +281,7 @@ def _shape(
         kv_dtype=kv_dtype,
         graphs=not config.model.enforce_eager,
         groups=groups,
+        window_blocks=num_blocks[1:],
         max_ahead=drafts_ahead(config.speculation, None),
     )
 
@@ -277,10 +300,11 @@ def free_cuda_bytes(
     limits = StepLimits.of(config.scheduler, context, 0 if pooling else config.max_step_drafts)
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
     context = min(context, limits.max_tokens)
-    num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)
+    groups = _kv_groups(config, model)
+    num_blocks = (sum(length // config.cache.block_size + 1 for length in lengths),) * groups.count
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    shape = _shape(config, num_blocks, context, backend, kv_dtype, limits, KVGroups.single(len(model.attention)))
+    shape = _shape(config, num_blocks, context, backend, kv_dtype, limits, groups)
     shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, pooling=pooling)
     assembly = assemble(model, shape)
     _compile(assembly, model, shape)

@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, TokenMasks
+from roseinfer.core.plan import (
+    Admission,
+    BlockCopy,
+    GroupChanges,
+    Row,
+    StepLimits,
+    StepPlan,
+    TableChange,
+    TokenMasks,
+)
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.seats import SeatTable
@@ -31,7 +40,7 @@ def full_step(limits: StepLimits, chunked: bool) -> list[int]:
 def rehearse(
     runner: Runner,
     seats: SeatTable,
-    num_blocks: int,
+    num_blocks: Sequence[int],
     lengths: Sequence[int],
     sampling: tuple[SequenceParams, ...] = (FILTERED, GREEDY),
     *,
@@ -42,20 +51,22 @@ def rehearse(
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
-    Prompts are shortened to fit context and blocks. Seats take the elements of `sampling` in turn. `guided`: sample
-    with masks. `every_position`: results need the states of whole prompts. `drafts`: as many are verified in the second
-    step, if they fit. `ahead`: drafts that a head makes after each row of it, if they fit. This overwrites KV blocks
-    from 0 on, which must be unused.
+    num_blocks: of each KV group. Prompts are shortened to fit the context and the first group. In further groups, the
+    prompts' tables may name the same blocks. Seats take the elements of `sampling` in turn. `guided`: sample with
+    masks. `every_position`: results need the states of whole prompts. `drafts`: as many are verified in the second
+    step, if they fit. `ahead`: drafts that a head makes after each row of it, if they fit. This overwrites KV blocks,
+    which must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
     decode: list[Row] = []
     made: list[int] = []
     used, size, left = 0, seats.block_size, drafts
-    prompts = min(len(lengths), len(seats.seats), num_blocks)
+    first_blocks, *window_blocks = num_blocks
+    prompts = min(len(lengths), len(seats.seats), first_blocks)
     for seat, wanted in enumerate(lengths[:prompts]):
         others = prompts - seat - 1  # each needs a block
-        room = min(seats.max_model_len, (num_blocks - used - others) * size)
+        room = min(seats.max_model_len, (first_blocks - used - others) * size)
         length = min(wanted, room)
         own = min(-(-left // (others + 1)), max(0, room - length - 1))
         left -= own
@@ -67,15 +78,27 @@ def rehearse(
         if length < room:
             decode.append(_row(seat, length, 1, drafts=(0,) * own))
             made.append(max(0, min(ahead, room - length - 1 - own)))
-    _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)), guided)
+    groups = tuple(_same_tables(admitted, blocks) for blocks in window_blocks)
+    _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill), groups=groups), guided)
     if decode:
         verified = sum(len(row.drafts) for row in decode)
         plan = StepPlan(1, decode, num_tokens=len(decode) + verified, num_drafts=verified)
         plan.ahead = tuple(made) if ahead else ()
         _run(runner, plan, guided)
     # Only a GPU has a kernel to compile for it.
-    copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
-    _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))
+    copies = [_copies(blocks) if seats.device.type == "cuda" else () for blocks in num_blocks]
+    groups = tuple(GroupChanges(copies=of_group) for of_group in copies[1:])
+    _run(runner, StepPlan(2, [], copies=list(copies[0]), released=list(range(prompts)), groups=groups))
+
+
+def _same_tables(admitted: Sequence[Admission], num_blocks: int) -> GroupChanges:
+    """Return tables as in the first group, within `num_blocks` blocks."""
+    tables = [TableChange(one.seat, 0, tuple(block % num_blocks for block in one.blocks)) for one in admitted]
+    return GroupChanges(tuple(tables))
+
+
+def _copies(num_blocks: int) -> tuple[BlockCopy, ...]:
+    return (BlockCopy(0, num_blocks - 1, 1),) if num_blocks > 1 else ()
 
 
 def _admission(seat: int, length: int, table: tuple[int, ...], params: SequenceParams) -> Admission:

@@ -1,32 +1,44 @@
 """Limits of the loaded model that its user should know, for the log of the start."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from roseinfer.attention.groups import KVGroups
 from roseinfer.models.documents import find_unrecorded_window
 from roseinfer.models.spec import VISION_TOWER, ModelSpec
 
 log = logging.getLogger(__name__)
 
 
-def log_start_notes(spec: ModelSpec, model: Path, max_model_len: int) -> None:
-    """Log all that is known of a model. `model`: its folder or file."""
-    for note in start_notes(spec, max_model_len):
+def log_start_notes(
+    spec: ModelSpec, model: Path, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int]
+) -> None:
+    """Log all that is known of a model. `model`: its folder or file. `num_blocks`: of each KV group."""
+    for note in start_notes(spec, max_model_len, groups, num_blocks):
         log.info("%s", note)
     warning = window_warning(model, max_model_len)
     if warning is not None:
         log.warning("%s", warning)
 
 
-def start_notes(spec: ModelSpec, max_model_len: int) -> Iterator[str]:
+def start_notes(spec: ModelSpec, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int]) -> Iterator[str]:
     """Yield a sentence for each limit. `max_model_len`: longest context in tokens."""
     for part in spec.left_out:
         rejected = ": requests with images are rejected" if part == VISION_TOWER else ""
         yield f"the checkpoint's {part} is left out{rejected}"
     share = share_beyond_windows(spec, max_model_len)
-    if share:
-        windowed = sum(window is not None for window in spec.windows)
+    windowed = sum(window is not None for window in spec.windows)
+    if groups.windows:
+        pools = ", ".join(
+            f"{blocks} for windows of {window} tokens"
+            for blocks, window in zip(num_blocks[1:], groups.windows, strict=True)
+        )
+        yield (
+            f"{windowed} of {spec.num_layers} layers keep K and V of their window only: KV blocks are {num_blocks[0]} "
+            f"for all tokens, {pools}. In a context of {max_model_len} tokens this saves {share:.0%} of the KV memory"
+        )
+    elif share:
         yield (
             f"{windowed} of {spec.num_layers} layers attend to a window only, but keep K and V of all tokens: "
             f"in a context of {max_model_len} tokens, {share:.0%} of the KV memory is beyond the windows"

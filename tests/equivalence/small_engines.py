@@ -18,7 +18,13 @@ PROMPTS = {
     "long": [(i * 37 + 5) % VOCAB for i in range(45)],
 }
 # A GPU captures graphs up to `max_num_batched_tokens`.
-_OPTIONS = {"block_size": 4, "num_kv_blocks": 128, "max_num_seqs": 8, "max_num_batched_tokens": 128}
+_OPTIONS = {
+    "block_size": 4,
+    "num_kv_blocks": 128,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 128,
+    "typical_context": 32,
+}
 
 
 def build(path: Path, **options: object) -> tuple[EngineCore, EngineInfo]:

@@ -10,7 +10,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import ExpertChoice, WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.models import block
 from roseinfer.parallel.group import SingleRank
@@ -93,6 +93,29 @@ def test_a_small_cache_shortens_the_default_context(folder):
 def test_cache_memory_in_bytes(folder):
     per_block = 2 * 2 * 4 * 2 * 4 * 4  # layers, K and V, tokens, heads, head_dim, float32
     assert build(folder, cache={"kv_cache_memory_bytes": 10 * per_block + 1}).facts.num_blocks == 10
+
+
+WINDOWED = {
+    **LLAMA,
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "use_sliding_window": True,
+    "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention"],
+}
+
+
+def test_layers_with_a_window_have_a_pool_of_their_own(folder):
+    (folder / "config.json").write_text(json.dumps(WINDOWED))
+    cache = {"num_kv_blocks": 32}
+    facts = build(folder, cache=cache, max_num_batched_tokens=8).facts
+    assert (facts.num_blocks, facts.windows) == (32, (WindowPool(9, 10),)), "5 of 16 blocks of a context"
+    whole = build(folder, cache={**cache, "enable_window_groups": False}).facts
+    assert (whole.num_blocks, whole.windows) == (32, ())
+    assert whole.block_bytes == 2 * facts.block_bytes
+    hosted = build(folder, cache={**cache, "kv_offloading_size": 1 / 1024}).facts
+    assert hosted.windows == () and hosted.block_bytes == whole.block_bytes
+    assert build(folder, model={"max_model_len": 9}).facts.windows == ()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
 from roseinfer.runner.start_notes import log_start_notes, share_beyond_windows, start_notes
@@ -30,19 +31,21 @@ def spec_of(*attention: AttentionSpec) -> ModelSpec:
 
 
 def test_full_attention_has_no_notes() -> None:
-    assert list(start_notes(spec_of(WIDE, NARROW), 4000)) == []
+    assert list(start_notes(spec_of(WIDE, NARROW), 4000, KVGroups.single(2), [9])) == []
 
 
 def test_layers_with_windows_are_weighted_by_their_heads() -> None:
     spec = spec_of(WIDE, replace(NARROW, window=1000))
     # A fifth of the memory belongs to the layer with a window, which needs a quarter of it.
     assert share_beyond_windows(spec, 4000) == pytest.approx(0.2 * 0.75)
-    (note,) = start_notes(spec, 4000)
+    (note,) = start_notes(spec, 4000, KVGroups.single(2), [9])
     assert note.startswith("1 of 2 layers attend to a window only") and "4000 tokens, 15% of the KV memory" in note
+    (note,) = start_notes(spec, 4000, KVGroups.by_window(spec.attention, 4000), [900, 70])
+    assert "KV blocks are 900 for all tokens, 70 for windows of 1000 tokens" in note and "saves 15%" in note
 
 
 def test_a_context_within_the_window_has_no_notes() -> None:
-    assert list(start_notes(spec_of(replace(WIDE, window=1000)), 1000)) == []
+    assert list(start_notes(spec_of(replace(WIDE, window=1000)), 1000, KVGroups.single(1), [9])) == []
 
 
 @pytest.mark.parametrize(
@@ -60,8 +63,9 @@ def test_a_window_that_a_gguf_file_does_not_record(
 ) -> None:
     file = write_model(tmp_path / "m.gguf", make_reference(family), **{"general.name": name})
     with caplog.at_level(logging.WARNING):
-        log_start_notes(spec_of(WIDE), file, window)
+        groups = KVGroups.single(1)
+        log_start_notes(spec_of(WIDE), file, window, groups, [9])
         assert not caplog.records, "a context within the window"
-        log_start_notes(spec_of(WIDE), file, window + 1)
+        log_start_notes(spec_of(WIDE), file, window + 1, groups, [9])
     warning = f"{named} has a window of {window} tokens, which its GGUF file does not record"
     assert caplog.text.count(warning) == len(caplog.records) == (named is not None)

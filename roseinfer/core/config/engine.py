@@ -106,13 +106,20 @@ class CacheConfig:
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, activations and KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before", aliases=("prefix_cache",))
+    enable_window_groups: bool = option(
+        True,
+        "keep K and V of layers with an attention window only as far as the window reaches, if other layers have none",
+    )
+    typical_context: int = option(
+        8192, "context in tokens for which memory is divided between layers with and without an attention window"
+    )
     kv_offloading_size: float = option(
         0.0, "GiB of host memory per engine for KV blocks beyond the KV cache; 0 = none", metavar="GIB"
     )
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
+        check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "typical_context")
         if not (isfinite(self.kv_offloading_size) and self.kv_offloading_size >= 0):
             raise ConfigError(f"kv_offloading_size must not be negative, got {self.kv_offloading_size}")
         if self.kv_offloading_size and not self.enable_prefix_caching:
