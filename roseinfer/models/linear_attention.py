@@ -9,7 +9,8 @@ from roseinfer.models.step import StepContext
 from roseinfer.parallel.group import Share, share_of
 from roseinfer.quant.base import Norm, WeightSource, read_new
 from roseinfer.state.delta_spec import DeltaSpec
-from roseinfer.state.gated_delta import DeltaLayer, DeltaWeights, Projected, TorchDelta
+from roseinfer.state.gated_delta import DeltaLayer, DeltaWeights, Projected
+from roseinfer.state.select import make_delta
 
 
 class LinearAttention:
@@ -43,7 +44,7 @@ class LinearAttention:
         self._in.load(source, own.qkv, own.qkv, own.qkv, own.z)
         self._gates.load(source, own.b, own.a)
         self._out.load(source, own.out)
-        self._layer = TorchDelta(self._held, self._read_weights(source, own))
+        self._layer = make_delta(self._held, self._read_weights(source, own))
 
     def _read_weights(self, source: WeightSource, names: DeltaNames) -> DeltaWeights:
         build, delta, held = source.build, self._delta, self._held

@@ -15,6 +15,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from roseinfer.kernels.attention.decode_few_kernel import few_kernel, merge_kernel
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
 from roseinfer.kernels.comm.push_words import push_words_kernel
+from roseinfer.kernels.delta import chunks
+from roseinfer.kernels.delta.decode import delta_decode_kernel
 from roseinfer.kernels.experts import pair_order, route, tile_kernels
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
@@ -32,6 +34,8 @@ SCALARS |= dict.fromkeys(("pairs", "count", "chunk", "rounds", "out_stride", "bl
 SCALARS |= dict.fromkeys(("places", "stride", "x_stride", "scale_stride", "x_scale_stride", "h_scale_stride"), "i32")
 SCALARS |= {"out_scale_stride": "i32"}
 INTEGERS = ("ids_ptr", "pairs_ptr", "tiles_ptr")
+DELTA_TENSORS = ("mixed_ptr", "z_ptr", "gates_ptr", "window_ptr", "out_ptr", "heads_ptr", "own_ptr", "read_ptr")
+DELTA_STRIDES = ("mixed_stride", "z_stride", "gates_stride", "memory_stride", "window_stride", "num_rows")
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
@@ -94,8 +98,22 @@ def main(*, everything: bool) -> None:
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
     read_tiles("block", True, True)
-    for padded, chunks in ((32, 128), (256, 64)):
-        read_order(padded, chunks)
+    for padded, count in ((32, 128), (256, 64)):
+        read_order(padded, count)
+    read_delta("*bf16", "tf32")
+    read_delta("*fp32", "tf32x3")
+
+
+def read_delta(dtype, precision) -> None:
+    """Compile gated DeltaNet of a token, and in pieces."""
+    numbers = ("conv_ptr", "decay_ptr", "dt_bias_ptr", "norm_ptr", "memory_ptr", "total_ptr", "beta_ptr")
+    pointers = dict.fromkeys(numbers, "*fp32") | dict.fromkeys(("rows_ptr", "pieces_ptr"), "*i32")
+    pointers |= dict.fromkeys(DELTA_TENSORS, dtype) | dict.fromkeys(DELTA_STRIDES, "i32")
+    constants = {"HK": 2, "HV": 6, "D": 128, "TAPS": 4, "SIZE": 64, "WIDTH": 32, "C": 1280, "BLOCK": 256}
+    constants |= {"PRECISION": precision, "OVERLAP": True}
+    kernels = (chunks.prepare_kernel, chunks.solve_kernel, chunks.scan_kernel, chunks.gated_norm_kernel)
+    for kernel in (delta_decode_kernel, *kernels, chunks.window_kernel):
+        read(kernel, constants, pointers)
 
 
 def read_direct(gated) -> None:

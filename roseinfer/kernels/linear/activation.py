@@ -55,6 +55,21 @@ def _pointwise_kernel(
     tl.store(at, activate(x, ACTIVATION).to(x_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _sigmoid_kernel(
+    x_ptr, gate_ptr, x_stride, gate_stride, N: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    at = x_ptr + row * x_stride + column
+    gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, (x * tl.sigmoid(gate)).to(x_ptr.dtype.element_ty), mask=inside)
+
+
 def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK_ELEMENTS, num_warps: int = 4) -> torch.Tensor:
     """Return activation(gate) * up [T, I]. gate_up: [T, 2 * I], gate first, its rows may be apart."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -89,6 +104,28 @@ def pointwise(x: torch.Tensor, activation: str, *, block: int = BLOCK_ELEMENTS, 
             **early_start.options(x.device),
         )
     return x
+
+
+def multiply_by_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Multiply x by sigmoid(gate) in place, and return x. x, gate: [T, N], their rows may be apart."""
+    rows, width = x.shape
+    assert gate.shape == x.shape and x.stride(1) == gate.stride(1) == 1
+    if rows:
+        _sigmoid_kernel[(rows, cdiv(width, BLOCK_ELEMENTS))](
+            x,
+            gate,
+            x.stride(0),
+            gate.stride(0),
+            N=width,
+            BLOCK=BLOCK_ELEMENTS,
+            num_warps=4,
+            **early_start.options(x.device),
+        )
+    return x
+
+
+def multiply_by_sigmoid_reference(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return x.copy_(x.float() * gate.float().sigmoid())
 
 
 def gated_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:

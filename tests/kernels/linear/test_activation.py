@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from roseinfer.kernels.linear.activation import gated, gated_reference, pointwise, pointwise_reference
+from roseinfer.kernels.linear.activation import (
+    gated,
+    gated_reference,
+    multiply_by_sigmoid,
+    multiply_by_sigmoid_reference,
+    pointwise,
+    pointwise_reference,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's exponentials
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
@@ -34,6 +41,14 @@ def test_pointwise(shape, activation, dtype, device):
     changed, expected = x.clone(), pointwise_reference(x.clone(), activation)
     assert pointwise(changed, activation) is changed
     torch.testing.assert_close(changed, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 3072), (2, 1111)])
+def test_multiply_by_sigmoid(shape, dtype, device):
+    x, gate = spread(*shape, dtype, device), spread(*shape, dtype, device)
+    expected = multiply_by_sigmoid_reference(x.clone(), gate)
+    assert multiply_by_sigmoid(x, gate) is x
+    torch.testing.assert_close(x, expected, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -1,0 +1,25 @@
+"""Reading of a step's rows and their pieces (see `StateTables`) within kernels."""
+
+from roseinfer.kernels.common.triton_support import tl, triton
+
+
+@triton.jit
+def load_row(rows_ptr, row, num_rows):
+    """Return a row's slot, position of its first token, packed index of that token, and tokens."""
+    at = rows_ptr + row
+    slot = tl.load(at).to(tl.int64)
+    return slot, tl.load(at + num_rows), tl.load(at + 2 * num_rows), tl.load(at + 3 * num_rows)
+
+
+@triton.jit
+def load_pieces(rows_ptr, row, num_rows):
+    """Return the range of a row's pieces."""
+    at = rows_ptr + row
+    return tl.load(at + 5 * num_rows), tl.load(at + 6 * num_rows)
+
+
+@triton.jit
+def load_piece(pieces_ptr, piece):
+    """Return a piece's row, packed index of its first token, tokens, and slot of the snapshot after it or -1."""
+    at = pieces_ptr + piece * 4
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3).to(tl.int64)

@@ -1,0 +1,99 @@
+"""Kernels of rows of several tokens, compared with the serial rule over whole sequences."""
+
+import pytest
+import torch
+
+from roseinfer.kernels.delta.chunks import PIECE_TOKENS
+from roseinfer.state.batch import MAX_PIECE_TOKENS, RowSnapshot
+from roseinfer.state.triton_delta import TritonDelta
+from tests.helpers.cases import cases, pairwise
+from tests.helpers.delta import DeltaRunner, expected_output
+from tests.kernels.delta.test_decode import DTYPES, check, make_spec
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's exponentials
+
+
+def make_runner(group, device, dtype=torch.float32, dim=16):
+    return DeltaRunner(TritonDelta, make_spec(group, dim, 1), dtype, device)
+
+
+def test_pieces_fit():
+    assert PIECE_TOKENS == MAX_PIECE_TOKENS
+
+
+@cases("tokens", [2, 3, 5, 17, 64, 65, 200], exhaustive=range(2, 201))
+def test_whole_sequence(tokens, device):
+    runner = make_runner(2, device)
+    sequence, expected = runner.sequence(tokens)
+    check(runner.run([(sequence, 3, 0, tokens)])[0], expected)
+
+
+@pairwise(group=[1, 2, 3], dtype=DTYPES, dim=[16, 32])
+def test_shapes(group, dtype, dim, device):
+    runner = make_runner(group, device, dtype, dim)
+    sequence, expected = runner.sequence(90)
+    head = runner.run([(sequence, 3, 0, 21)])[0]
+    check(torch.cat((head, runner.run([(sequence, 3, 21, 69)])[0])), expected)
+
+
+@cases("cut", [1, 2, 3, 4, 66], exhaustive=range(5, 99))
+def test_every_split(cut, device):
+    runner = make_runner(3, device)
+    sequence, expected = runner.sequence(100)
+    head = runner.run([(sequence, 1, 0, cut)])[0]
+    check(torch.cat((head, runner.run([(sequence, 1, cut, 100 - cut)])[0])), expected)
+
+
+def test_chunks_of_5(device):
+    runner = make_runner(2, device)
+    sequence, expected = runner.sequence(20)
+    check(torch.cat([runner.run([(sequence, 1, start, 5)])[0] for start in range(0, 20, 5)]), expected)
+
+
+def test_decodes_and_chunks_in_one_step(device):
+    runner = make_runner(2, device)
+    sequences = [runner.sequence(80) for _ in range(3)]
+    a, b, c = (sequence for sequence, _ in sequences)
+    steps = [
+        [(a, 0, 0, 1), (b, 5, 0, 70), (c, 2, 0, 2)],
+        [(a, 0, 1, 1), (b, 5, 70, 1), (c, 2, 2, 3)],
+        [(b, 5, 71, 1), (c, 2, 5, 1), (a, 0, 2, 78)],
+        [(b, 5, 72, 8), (c, 2, 6, 74)],
+    ]
+    expected = {id(sequence): output for sequence, output in sequences}
+    for rows in steps:
+        for (sequence, _, start, count), output in zip(rows, runner.run(rows), strict=True):
+            check(output, expected[id(sequence)][start : start + count])
+
+
+@cases("offset", [1, 2, 64, 72], exhaustive=range(3, 73))
+def test_snapshots(offset, device):
+    """A snapshot at any offset, and another one in the same row."""
+    runner = make_runner(2, device)
+    sequence, expected = runner.sequence(85)
+    runner.run([(sequence, 0, 0, 2)])
+    other = 40 if offset != 40 else 41
+    check(runner.run([(sequence, 0, 2, 72)], [RowSnapshot(0, offset, 7), RowSnapshot(0, other, 6)])[0], expected[2:74])
+    for slot, start in ((7, 2 + offset), (6, 2 + other), (0, 74)):
+        check(runner.run([(sequence, slot, start, 1)])[0], expected[start : start + 1])
+        check(runner.run([(sequence, slot, start + 1, 9)])[0], expected[start + 1 : start + 10])
+
+
+def test_equal_keys_without_decay(device):
+    """The hardest system to solve: nothing is forgotten, and all keys are equal."""
+    runner = make_runner(1, device)
+    runner.weights.decay.zero_()
+    sequence, _ = runner.sequence(64)
+    sequence.mixed.copy_(sequence.mixed[:1].expand_as(sequence.mixed))
+    sequence.gates.fill_(8.0)
+    output = runner.run([(sequence, 0, 0, 64)])[0]
+    again = torch.cat([runner.run([(sequence, 1, start, 1)])[0] for start in range(64)])
+    torch.testing.assert_close(output, again, atol=1e-4, rtol=1e-3)
+
+
+def test_strong_decay_does_not_overflow(device):
+    runner = make_runner(1, device)
+    runner.weights.decay.fill_(-30.0)
+    sequence, _ = runner.sequence(70)
+    expected = expected_output(runner.spec, runner.weights, sequence)
+    check(runner.run([(sequence, 0, 0, 70)])[0], expected)
