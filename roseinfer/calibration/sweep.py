@@ -54,7 +54,7 @@ class SampleRecorder:
 
     def observe(self, event: Event) -> None:
         if self.on and isinstance(event, StepDone):
-            self.samples.append(CostSample(work_of(event.plan.rows), event.duration_s))
+            self.samples.append(CostSample(work_of(event.plan.rows, event.plan.ahead), event.duration_s))
         self._policy.observe(event)
 
 

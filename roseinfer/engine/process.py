@@ -189,6 +189,7 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimate
         others_learn = isinstance(options_of(config.scheduler), CostOptions) or facts.num_host_blocks > 0
         overlap, share = _overlaps(config, facts), config.cache.enable_prefix_caching
         pricing = MarginalPricing(estimates.cost, estimates.yields, learns=not others_learn, overlap=overlap)
+        estimates.yields.by_head = isinstance(values, EagleValues)
         return make_drafting(values, pricing, vocab_size=facts.vocab_size, share_outputs=share)
     if config.speculation.chosen:
         why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"

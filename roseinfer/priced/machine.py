@@ -96,7 +96,7 @@ class PricedRunner(PassThrough):
         if self._limits is not None:
             self._limits.check(plan)
         cost = self._machine.cost
-        duration_s = cost.seconds(work_of(plan.rows))
+        duration_s = cost.seconds(work_of(plan.rows, plan.ahead))
         if plan.loads or plan.stores:
             copies_s = cost.copies_s(len(plan.loads), len(plan.stores))
             duration_s = max(duration_s, copies_s) if plan.rows else copies_s

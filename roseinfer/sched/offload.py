@@ -287,7 +287,7 @@ class KvOffload:
             rows_s = rows_seconds(result, result.duration_s)
             self._step_s = rows_s or result.duration_s
             if self._learns and rows_s:
-                self.cost.observe(work_of(plan.rows), rows_s)
+                self.cost.observe(work_of(plan.rows, plan.ahead), rows_s)
         if plan.stores:
             self._host.finish_stores(plan.stores)
             self._stored += len(plan.stores)

@@ -43,6 +43,13 @@ class EveryDraft:
             limit -= counts[-1]
         return counts
 
+    def ahead(self, builder: PlanBuilder, wanted: Sequence[tuple[Request, int]], limit: int) -> Sequence[int]:
+        counts = []
+        for _, most in wanted:
+            counts.append(min(limit, most))
+            limit -= counts[-1]
+        return counts
+
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
         pass
 

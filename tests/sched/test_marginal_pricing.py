@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -10,7 +11,7 @@ from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.request import Prompt, Request
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.cost.drafts import DraftCost
+from roseinfer.sched.cost.drafts import DraftCost, features
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, work_of
 from roseinfer.sched.drafting.chances import ChanceTable
@@ -197,7 +198,7 @@ def test_drafts_stay_within_the_time_that_the_policy_leaves() -> None:
     drafts = GPU.draft_cost
     for room_s in (0.0, 0.1e-3, 0.5e-3, 1e-3, inf):
         counts = Step(GPU, 32, [0.9] * 8).choose(DraftRoom(room_s)) or []
-        assert sum(counts) == 0 or drafts.seconds(32, sum(counts), 101 * sum(counts)) <= room_s * (1 + 1e-9)
+        assert sum(counts) == 0 or drafts.seconds(features(32, sum(counts), 101 * sum(counts))) <= room_s * (1 + 1e-9)
         assert (sum(counts) > 0) == (room_s > 0.3e-3)
 
 
@@ -293,6 +294,16 @@ def test_a_yield_is_what_most_requests_of_a_tenant_exceed() -> None:
     found = yields.of("a")
     assert found is not None and found.tokens == 1.5 and found.drafts == 4
     assert yields.of("b") is None
+
+
+def test_a_promise_of_several_tokens_per_step_counts_the_steps_of_a_head() -> None:
+    yields, request = DraftYields(), Step(GPU, 1).requests[0]
+    for _ in range(MIN_REQUESTS_COUNT):
+        yields.add("", 100, 250, 400)
+    params = replace(GPU, drafts=GPU.draft_cost._replace(head_step_s=0.2e-3, head_draft_s=5e-6))
+    without = yields.step_s(request, params)
+    yields.by_head = True
+    assert yields.step_s(request, params) == pytest.approx(without + 4 * 0.205e-3)
 
 
 def test_steps_whose_drafts_were_too_dear_do_not_count_for_a_yield() -> None:

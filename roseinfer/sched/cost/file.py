@@ -3,7 +3,7 @@
 `roseinfer calibrate` writes it together with its origin, which is not read. Older files lack `chunk_context_s`, which
 is 0 then. Files of an engine without K/V in host memory lack `load_s` and `store_s`, which then have their defaults. A
 model with experts adds `expert_s`, `num_experts` and `num_experts_per_tok`. The fields of `DraftCost` are in files of
-engines that have verified drafts.
+engines that have verified drafts; the two of a head may be missing, and are guessed then.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,8 @@ SECONDS_FIELDS = tuple(f.name for f in fields(CostParams) if f.type is float and
 DEFAULTS = {name: getattr(CostParams(), name) for name in ("chunk_context_s", "load_s", "store_s")}
 # A file has all of these fields or none.
 EXPERT_FIELDS = ("expert_s", "num_experts", "num_experts_per_tok")
-DRAFT_FIELDS = DraftCost._fields
+DRAFT_FIELDS = tuple(name for name in DraftCost._fields if not name.startswith("head_"))
+HEAD_FIELDS = tuple(name for name in DraftCost._fields if name.startswith("head_"))
 
 
 def cost_as_json(params: CostParams) -> dict[str, dict[str, float]]:
@@ -59,7 +60,10 @@ def read_cost(path: str) -> CostParams:
 
 def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
     cost = {**DEFAULTS, **cost}
-    groups = [group for group in (EXPERT_FIELDS, DRAFT_FIELDS) if any(name in cost for name in group)]
+    wholes = (EXPERT_FIELDS, DRAFT_FIELDS, HEAD_FIELDS)
+    groups = [group for group in wholes if any(name in cost for name in group)]
+    if HEAD_FIELDS in groups and DRAFT_FIELDS not in groups:
+        groups.append(DRAFT_FIELDS)
     names = (*SECONDS_FIELDS, *chain.from_iterable(groups))
     if set(cost) != set(names):
         raise ConfigError(f"{path}: a cost model needs {', '.join(names)}, got {', '.join(sorted(cost))}")
@@ -74,7 +78,8 @@ def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
             "experts": _experts(path, *(cost[name] for name in EXPERT_FIELDS[1:])),
         }
     if DRAFT_FIELDS in groups:
-        values["drafts"] = DraftCost(*(float(cost[name]) for name in DRAFT_FIELDS))
+        guess = CostParams(**values).draft_cost
+        values["drafts"] = guess._replace(**{name: float(cost[name]) for name in names if name in DraftCost._fields})
     params = CostParams(**values)
     if params.step_s == params.token_s == 0:
         raise ConfigError(f"{path}: step_s and token_s must not both be 0, since time would not advance")

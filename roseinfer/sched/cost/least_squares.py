@@ -55,9 +55,12 @@ class LeastSquares:
         gain = [m / denominator for m in mx]
         self.weights = [w + g * residual for w, g in zip(self.weights, gain, strict=True)]
         drift, ceiling = _DRIFT_SHARE * self._noise, _MAX_VARIANCE_SHARE * self._noise
-        for i, line in enumerate(cov):
-            for j in range(i, len(cov)):
+        shown = [i for i, m in enumerate(mx) if m]
+        for number, i in enumerate(shown):
+            line = cov[i]
+            for j in shown[number:]:
                 line[j] = cov[j][i] = line[j] - gain[i] * mx[j]
+        for i, line in enumerate(cov):
             if line[i] < ceiling:
                 line[i] += drift
         self._forbid_negative()

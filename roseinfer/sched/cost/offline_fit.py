@@ -55,7 +55,7 @@ def fit_cost(samples: Iterable[CostSample], experts: ExpertChoice | None = None)
     """
     shape = CostParams(experts=experts)
     measured = [sample for sample in samples if sample.seconds > 0]
-    used = [sample for sample in measured if not sample.work.draft_tokens]
+    used = [sample for sample in measured if not sample.work.has_drafts]
     if len(used) < MIN_SAMPLES:
         raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {MIN_SAMPLES} at least")
     rows, seconds = [shape.features(sample.work) for sample in used], [sample.seconds for sample in used]
@@ -76,7 +76,7 @@ def fit_cost(samples: Iterable[CostSample], experts: ExpertChoice | None = None)
     else:
         kept = list(range(len(rows)))
     params = shape.with_values(constants)
-    drafted = [sample for sample in measured if sample.work.draft_tokens]
+    drafted = [sample for sample in measured if sample.work.has_drafts]
     if len(drafted) >= MIN_SAMPLES:
         params = replace(params, drafts=_fit_drafts(params, drafted))
     return _judged(params, used, kept)

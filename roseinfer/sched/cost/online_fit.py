@@ -3,8 +3,8 @@
     seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B + ce * R)
 
 Recursive least squares fit the shape. `rho` follows the present speed, and a change above the noise within 4 steps
-(`SpeedTracker`). A step that verifies drafts teaches only what these add to it (`drafts.py`): a second fit, of what is
-left of its time. The constants above would drift to explain it.
+(`SpeedTracker`). A step that verifies or makes drafts teaches only what these add to it (`drafts.py`): a second fit, of
+what is left of its time. The constants above would drift to explain it.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from roseinfer.sched.cost.speed import SpeedTracker, StallDetector, StallStats
 # Scales of the features, so that those of a busy step are about 1. The feature of experts is scaled by their number.
 _SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0, 16_384.0)
 _MAX_SPREAD_SHARE = 0.2  # relative standard deviation of a prediction up to which a much longer step is a stall
-_DRAFT_SCALES = (1.0, 8.0, 64.0, 128.0, 65_536.0)  # the same for features of drafts
+_DRAFT_SCALES = (1.0, 8.0, 64.0, 128.0, 65_536.0, 4.0, 64.0)  # the same for features of drafts
 _MIN_STEP_S, _MIN_TOKEN_S = 1e-6, 1e-8  # above 0, since policies divide by them
 
 
@@ -71,7 +71,7 @@ class CostModel:
             self.predicted_s = 0.0
             return
         self.predicted_s = self.params.seconds(work)
-        if work.draft_tokens:
+        if work.has_drafts:
             self._learn_drafts(work, seconds)
             return
         self.steps += 1

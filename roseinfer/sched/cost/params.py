@@ -32,7 +32,8 @@ class Work(NamedTuple):
     """Work of one step: Np, X, Nd, K, B, and its drafts.
 
     A row that verifies drafts counts as a decoding row; `draft_tokens` are the further tokens that it computes.
-    `draft_context`: context tokens before each of them, summed.
+    `draft_context`: context tokens before each of them, summed. `head_steps`, `head_drafts`: draft steps of a head, and
+    drafts that it makes.
     """
 
     prompt_tokens: int = 0
@@ -42,6 +43,8 @@ class Work(NamedTuple):
     prompt_context: int = 0
     draft_tokens: int = 0
     draft_context: int = 0
+    head_steps: int = 0
+    head_drafts: int = 0
 
     @property
     def features(self) -> tuple[float, float, float, float, float]:
@@ -49,9 +52,15 @@ class Work(NamedTuple):
         return self[:5]
 
     @property
-    def draft_features(self) -> tuple[float, float, float, float, float]:
+    def draft_features(self) -> draft_costs.Features:
         """Features of `DraftCost`."""
-        return draft_costs.features(self.prompt_tokens + self.decode_rows, self.draft_tokens, self.draft_context)
+        others, head = self.prompt_tokens + self.decode_rows, (self.head_steps, self.head_drafts)
+        return draft_costs.features(others, self.draft_tokens, self.draft_context, *head)
+
+    @property
+    def has_drafts(self) -> bool:
+        """True if the step verifies or makes drafts."""
+        return self.draft_tokens > 0 or self.head_steps > 0
 
     @property
     def tokens(self) -> int:
@@ -96,13 +105,13 @@ class CostParams:
             + self.context_s * work.decode_context
             + self.chunk_context_s * work.prompt_context
         )
-        if work.draft_tokens:
+        if work.has_drafts:
             linear_s += self.drafts_s(work)
         return linear_s if self.experts is None else linear_s + self.experts_s(work.tokens)
 
     def drafts_s(self, work: Work) -> float:
         """Return what the drafts of a step add to it, without the experts of their tokens."""
-        return self.draft_cost.seconds(work.prompt_tokens + work.decode_rows, work.draft_tokens, work.draft_context)
+        return self.draft_cost.seconds(work.draft_features)
 
     @property
     def draft_cost(self) -> DraftCost:
@@ -243,8 +252,11 @@ def pairs(start: int, count: int) -> float:
     return count * start + count * (count + 1) / 2
 
 
-def work_of(rows: Sequence[Row]) -> Work:
-    """Return the work of a step's rows. A row of one token counts as decoding, because it costs as much."""
+def work_of(rows: Sequence[Row], ahead: Sequence[int] = ()) -> Work:
+    """Return the work of a step's rows. A row of one token counts as decoding, because it costs as much.
+
+    `ahead`: as in `StepPlan`.
+    """
     wide_rows = [row for row in rows if row[3] != 1]
     decodes = len(rows) - len(wide_rows)
     context = sum([row[2] for row in rows]) + decodes
@@ -259,4 +271,5 @@ def work_of(rows: Sequence[Row]) -> Work:
             tokens += count
             found += pairs(start, count)
             before += start
-    return Work(tokens, found, decodes, context - before, before, draft_tokens, draft_context)
+    head = (max(ahead), sum(ahead)) if ahead else (0, 0)
+    return Work(tokens, found, decodes, context - before, before, draft_tokens, draft_context, *head)

@@ -14,6 +14,8 @@ _PRIOR_COUNT = 6.0  # guesses that the prior counts as
 _CELL_DECAY_SHARE = 1 / 256  # of older guesses, for each new one
 _REQUEST_PRIOR_COUNT = 3.0  # right guesses that a request's record begins with
 _REQUEST_DECAY_SHARE = 1 / 24
+_UNTRIED_GAIN_SHARE = 1 / 64  # of the chance of the depth before, for each chain that ends earlier
+_MIN_CHANCE_SHARE = 1e-6
 
 
 class ChanceTable:
@@ -52,6 +54,44 @@ class RequestChances:
     def add(self, chance: float, right: bool) -> None:
         self._right += right - _REQUEST_DECAY_SHARE * self._right
         self._expected += chance - _REQUEST_DECAY_SHARE * self._expected
+
+
+class DepthChances:
+    """Mean chances of a head's drafts by their depth in a chain, before they are made.
+
+    A depth is learnt from all drafts that were made there, whether they were verified or not. One that is no longer
+    made is soon believed as good as the one before, so that it is tried again. `gain_share`: weight of a new chain,
+    once there are many.
+    """
+
+    __slots__ = ("_chains", "_gain_share", "shares")
+
+    def __init__(self, gain_share: float, shares: Sequence[float] = ()) -> None:
+        self._gain_share = gain_share
+        self._chains = 0
+        self.shares = list(shares)  # by depth, of a draft after right ones
+
+    def add(self, products: Sequence[float]) -> None:
+        """Learn from a chain's drafts: chances that each and all before it are right."""
+        shares, before = self.shares, 1.0
+        self._chains += 1
+        gain_share = max(self._gain_share, 1 / (1 + self._chains))
+        for depth, product in enumerate(products):
+            if depth == len(shares):
+                shares.append(shares[-1] if shares else DEFAULT_CHANCE_SHARE)
+            shares[depth] += gain_share * (product / max(before, _MIN_CHANCE_SHARE) - shares[depth])
+            before = product
+        if 0 < len(products) < len(shares):
+            next_depth = len(products)
+            shares[next_depth] += _UNTRIED_GAIN_SHARE * (shares[next_depth - 1] - shares[next_depth])
+
+    def products(self, count: int) -> Iterator[float]:
+        """Yield the chances of the first `count` depths. Depths that were never made are as good as the last one."""
+        product, share = 1.0, DEFAULT_CHANCE_SHARE
+        for depth in range(count):
+            share = self.shares[depth] if depth < len(self.shares) else share
+            product *= share
+            yield product
 
 
 class _Guess(NamedTuple):

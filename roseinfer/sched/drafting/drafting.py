@@ -82,7 +82,9 @@ class Drafting:
                 self._pricing.unguessed(request)
                 continue
             proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, own)]
-            if proposals:
+            if len(proposals) == 1:
+                yield proposals[0]
+            elif proposals:
                 yield max(proposals, key=self._pricing.expected)
             else:
                 self._pricing.unguessed(request)
@@ -133,16 +135,18 @@ class Drafting:
         """
         if self.head is None or not self._pricing.worthwhile(running):
             return
+        wanted, ends = [], []
         for request in running:
             row = builder.row_of(request)
-            if row is None or not row.sample or not self._pricing.considers(request):
-                continue
-            count, end = min(limit, self.head.wanted(request, row)), row.start + row.count
-            growth = _grow_if_free(request, end + count, kv, reserve) if count else None
-            count = min(count, request.capacity - end)
+            if row is not None and row.sample and self._pricing.considers(request):
+                wanted.append((request, self.head.wanted(request, row)))
+                ends.append(row.start + row.count)
+        counts = self._pricing.ahead(builder, wanted, limit)
+        for (request, _), end, asked in zip(wanted, ends, counts, strict=True):
+            growth = _grow_if_free(request, end + asked, kv, reserve) if asked else None
+            count = min(asked, request.capacity - end)
             if count > 0:
                 builder.set_ahead(request, count, growth)
-                limit -= count
 
     def made(self, plan: StepPlan, result: StepResult, requests: Mapping[str, Request]) -> None:
         """Take the drafts of the runner's head, after the requests have got the step's tokens."""

@@ -2,6 +2,8 @@
 
 Guesses are taken in the order of chance per second while they raise the step's tokens per second. The step's own rows
 count at the speed of a step without drafts and prompts. `docs/explanation/drafts.md` has the reasons.
+
+A head makes its drafts a step before they are verified. It is asked for as many as are expected to pay for both.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +13,8 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, work_of
-from roseinfer.sched.drafting.chances import ChanceTable, RequestChances, chances, learn
+from roseinfer.sched.drafting.chances import ChanceTable, DepthChances, RequestChances, chances, learn
+from roseinfer.sched.drafting.head import NAME as HEAD
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.probes import Probes
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
@@ -29,17 +32,19 @@ _MAX_PAUSE_STEPS = 256
 _EXPOSED_GAIN_SHARE = 0.1
 _MAX_SAMPLED_COUNT = 8  # guesses that are verified although they do not pay, when drafting is tried again
 _LEAST_S = 1e-12  # of a draft, so that free ones can be ordered
+_DEPTH_GAIN_SHARE, _OWN_DEPTH_GAIN_SHARE = 1 / 64, 1 / 12  # of a chain, for the head's chances in all, in a request
 
 
 class _Record:
     """Record of one request. `empty`: steps without a right draft, one after the other. It gets no drafts before the
-    step `resume`. `steps`, `tokens`, `drafts`: of those that count for its yield.
+    step `resume`. `steps`, `tokens`, `drafts`: of those that count for its yield. `depths`: of a head's drafts.
     """
 
-    __slots__ = ("by_proposer", "drafts", "empty", "pause", "resume", "steps", "tokens")
+    __slots__ = ("by_proposer", "depths", "drafts", "empty", "pause", "resume", "steps", "tokens")
 
     def __init__(self) -> None:
         self.by_proposer: dict[str, RequestChances] = {}
+        self.depths: DepthChances | None = None
         self.empty = self.resume = 0
         self.pause = 1
         self.steps = self.tokens = self.drafts = 0
@@ -51,11 +56,15 @@ class _Record:
 
 
 class _Guess(NamedTuple):
-    """One guess: number of its candidate, its chance with all before it, and what it costs beyond the tokens' price."""
+    """One guess: number of its candidate, its chance with all before it, and what it costs beyond the tokens' price.
+
+    `depth`: how many draft steps of the head make it, if they are still to be paid.
+    """
 
     candidate: int
     chance: float
     context_s: float
+    depth: int = 0
 
 
 class MarginalPricing:
@@ -80,6 +89,11 @@ class MarginalPricing:
         self._begun = False
         self._drafted_steps = 0  # in a row
         self._exposed_s = 0.0
+        self._depths = DepthChances(_DEPTH_GAIN_SHARE)
+        self._plain = False  # whether the step that is planned has to show what it takes without drafts
+        self._spent_s = 0.0  # for the drafts that it verifies
+        self._head_s = 0.0  # of the step before, to make the drafts of this one
+        self._declined = False  # whether no draft of the head was worth that
 
     # --- the switch ---------------------------------------------------------------------------------------------
     def worthwhile(self, running: Collection[Request]) -> bool:
@@ -88,12 +102,15 @@ class MarginalPricing:
     def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
         on = self.worthwhile(running)
         self._step, self._running, self._room = step, len(running), room
+        self._plain, self._spent_s = False, 0.0
         if not on:
+            self._head_s, self._declined = 0.0, False
             self._probes.skip(step, self._running)
             return False
         most = MAX_DRAFTED_STEPS if self._cost.steps >= KNOWN_STEPS_COUNT else MAX_EARLY_DRAFTED_STEPS
         if self._cost.steps < MIN_TRUSTED_STEPS or self._drafted_steps >= most:
             self._drafted_steps = 0
+            self._plain = True
             return False
         return True
 
@@ -106,15 +123,23 @@ class MarginalPricing:
 
     # --- the choice ---------------------------------------------------------------------------------------------
     def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
-        counts, saved_s = [0] * len(candidates), 0.0
+        counts, saved_s = [0] * len(candidates), -self._head_s
         if candidates:
-            saved_s = self._fill(counts, work_of(builder.rows), candidates, limit)
+            saved_s += self._fill(counts, work_of(builder.rows), candidates, limit)
         drafted = any(counts)
         if not drafted and self._probes.untried:
             self._sample(counts, candidates, limit)
         self._drafted_steps = self._drafted_steps + 1 if drafted else 0
         exposed_s = self._exposed_s if self._overlap else 0.0
-        self._probes.record(self._step, self._running, saved_s, exposed_s, guessed=bool(candidates), drafted=drafted)
+        self._probes.record(
+            self._step,
+            self._running,
+            saved_s,
+            exposed_s,
+            guessed=bool(candidates),
+            drafted=drafted,
+            declined=self._declined,
+        )
         for candidate, count in zip(candidates, counts, strict=True):
             if not count and candidate.request.request_id in self._room.first:
                 self.unguessed(candidate.request)
@@ -134,6 +159,7 @@ class MarginalPricing:
         rest.sort(key=lambda guess: guess.chance / (each_s + guess.context_s), reverse=True)
         least = 1.0 if self._drafted_steps else MIN_GAIN_RATIO
         basket.take_best(rest, counts, self._room.seconds, least)
+        self._spent_s = basket.spent_s
         return basket.saved_s
 
     def _sample(self, counts: list[int], candidates: Sequence[DraftCandidate], limit: int) -> None:
@@ -144,12 +170,62 @@ class MarginalPricing:
 
     def _guesses(self, params: CostParams, index: int, candidate: DraftCandidate) -> list[_Guess]:
         context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
-        return [_Guess(index, chance, context_s) for chance in self._chances(candidate) if chance >= MIN_CHANCE_SHARE]
+        found = self._chances(candidate)
+        if candidate.proposal.proposer == HEAD:
+            self._depths.add(found)
+            self._depths_of(candidate.request).add(found)
+        return [_Guess(index, chance, context_s) for chance in found if chance >= MIN_CHANCE_SHARE]
 
     def _chances(self, candidate: DraftCandidate) -> Sequence[float]:
         record = self._records.get(candidate.request.request_id)
         own = None if record is None else record.by_proposer.get(candidate.proposal.proposer)
         return list(chances(self._table, own, candidate.proposal))
+
+    # --- drafts of a head -----------------------------------------------------------------------------------------
+    def ahead(self, builder: PlanBuilder, wanted: Sequence[tuple[Request, int]], limit: int) -> Sequence[int]:
+        counts = [0] * len(wanted)
+        self._head_s, self._declined = 0.0, False
+        if self._plain or not any(most for _, most in wanted):
+            return counts
+        costs = self._cost.params.draft_cost
+        self._fill_ahead(counts, builder, wanted, limit)
+        if not any(counts) and self._probes.untried and costs.head_step_s <= self._room.seconds:
+            for number in [number for number, (_, most) in enumerate(wanted) if most][: min(limit, _MAX_SAMPLED_COUNT)]:
+                counts[number] = 1
+        self._declined = not any(counts)
+        self._head_s = costs.head_s(max(counts), sum(counts))
+        return counts
+
+    def _fill_ahead(
+        self, counts: list[int], builder: PlanBuilder, wanted: Sequence[tuple[Request, int]], limit: int
+    ) -> None:
+        """Set the counts of drafts that will probably pay, in the next step, for being made and verified."""
+        params = self._cost.params
+        sampling = [row.start + row.count for row in builder.rows if row.sample]
+        basket = _Basket(params, Work(decode_rows=len(sampling), decode_context=sum(sampling)), limit)
+        rest: list[_Guess] = []
+        for index, (request, most) in enumerate(wanted):
+            guesses = self._guesses_ahead(params, index, request, most)
+            if request.request_id in self._room.first:
+                basket.take_for_one(guesses, counts)
+            else:
+                rest += guesses
+        before, each_s = basket.rate, basket.each_s + params.draft_cost.head_draft_s
+        rest = [guess for guess in rest if guess.chance >= before * (each_s + guess.context_s)]
+        rest.sort(key=lambda guess: (guess.depth, -guess.chance))
+        least = 1.0 if self._drafted_steps else MIN_GAIN_RATIO
+        basket.take_best(rest, counts, self._room.seconds - self._spent_s, least)
+
+    def _guesses_ahead(self, params: CostParams, index: int, request: Request, most: int) -> list[_Guess]:
+        context_s = params.draft_cost.draft_context_s * len(request.tokens)
+        products = enumerate(self._depths_of(request).products(most), 1)
+        return [_Guess(index, chance, context_s, depth) for depth, chance in products if chance >= MIN_CHANCE_SHARE]
+
+    def _depths_of(self, request: Request) -> DepthChances:
+        record = self._record_of(request)
+        if record.depths is None:
+            record.depths = DepthChances(_OWN_DEPTH_GAIN_SHARE, self._depths.shares)
+        return record.depths
 
     # --- learning -----------------------------------------------------------------------------------------------
     def unguessed(self, request: Request) -> None:
@@ -172,7 +248,7 @@ class MarginalPricing:
         if self._overlap and self._probes.on and device_s > 0:
             self._exposed_s += _EXPOSED_GAIN_SHARE * (max(0.0, duration_s - device_s) - self._exposed_s)
         if self._learns and plan.rows:
-            self._cost.observe(work_of(plan.rows), duration_s)
+            self._cost.observe(work_of(plan.rows, plan.ahead), duration_s)
 
     def ended(self, request: Request) -> None:
         record = self._records.pop(request.request_id, None)
@@ -196,7 +272,7 @@ class _Basket:
         self._left = limit
         self._rows = work.decode_rows
         self._alone_s = params.rows_s(work.decode_rows, work.decode_context)
-        self._taken = 0
+        self._taken = self._depth = 0
         self.gain = self.spent_s = 0.0
 
     @property
@@ -207,8 +283,16 @@ class _Basket:
     def saved_s(self) -> float:
         return self.gain * self._alone_s / max(1, self._rows) - self.spent_s
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return (self._rows + self.gain) / (self._alone_s + self.spent_s)
+
     def price_s(self, guess: _Guess) -> float:
-        return self.each_s + guess.context_s + (0.0 if self._taken else self._costs.verify_s)
+        price_s = self.each_s + guess.context_s + (0.0 if self._taken else self._costs.verify_s)
+        if not guess.depth:
+            return price_s
+        return price_s + self._costs.head_s(max(0, guess.depth - self._depth), 1)
 
     def take_for_one(self, guesses: Sequence[_Guess], counts: list[int]) -> None:
         """Take guesses of a request that needs them while they raise its own tokens per second."""
@@ -226,17 +310,15 @@ class _Basket:
 
         They may take `room_s` seconds, and must give `least` times what it has without them.
         """
-        before = (self._rows + self.gain) / (self._alone_s + self.spent_s)
-        best, taken, best_state = least * before, 0, self._state()
+        best, taken, best_state = least * self.rate, 0, self._state()
         for number, guess in enumerate(guesses, 1):
             price_s = self.price_s(guess)
             if self._left <= 0 or self.spent_s + price_s > room_s:
                 break
             self._take(guess, price_s)
-            rate = (self._rows + self.gain) / (self._alone_s + self.spent_s)
-            if rate > best:
-                best, taken, best_state = rate, number, self._state()
-        self._tokens, self._left, self._taken, self.gain, self.spent_s = best_state
+            if self.rate > best:
+                best, taken, best_state = self.rate, number, self._state()
+        self._tokens, self._left, self._taken, self._depth, self.gain, self.spent_s = best_state
         for guess in guesses[:taken]:
             counts[guess.candidate] += 1
 
@@ -246,6 +328,7 @@ class _Basket:
         self._tokens += 1
         self._left -= 1
         self._taken += 1
+        self._depth = max(self._depth, guess.depth)
 
-    def _state(self) -> tuple[int, int, int, float, float]:
-        return self._tokens, self._left, self._taken, self.gain, self.spent_s
+    def _state(self) -> tuple[int, int, int, int, float, float]:
+        return self._tokens, self._left, self._taken, self._depth, self.gain, self.spent_s

@@ -51,6 +51,13 @@ class Pricing(Protocol):
         """
         ...
 
+    def ahead(self, builder: PlanBuilder, wanted: Sequence[tuple[Request, int]], limit: int) -> Sequence[int]:
+        """Return how many drafts the runner's head makes after each of these requests' rows, for the next step.
+
+        `wanted`: requests and the most drafts of each. `limit`: of all of them together. Asked after `choose`.
+        """
+        ...
+
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
         """Learn that `accepted` of the `drafted` leading guesses were right."""
         ...

@@ -29,20 +29,29 @@ class Probes:
             self._steps, self._balance_s = 0, 0.0
 
     def record(
-        self, step: int, running: int, saved_s: float, exposed_s: float, *, guessed: bool, drafted: bool
+        self,
+        step: int,
+        running: int,
+        saved_s: float,
+        exposed_s: float,
+        *,
+        guessed: bool,
+        drafted: bool,
+        declined: bool = False,
     ) -> None:
         """Record a step that was planned while drafting was on. `saved_s`: time that its drafts will probably save.
 
         `exposed_s`: time of the host that no step hides. `guessed`: drafts were proposed. `drafted`: some were worth
-        their cost.
+        their cost. `declined`: a head made none, because none would have been.
         """
         self._steps += 1
         self.untried = self.untried and not guessed
         refused = guessed and not drafted
+        declined = declined and not drafted
         gain = max(_BALANCE_GAIN_SHARE, 1 / self._steps)
         self._balance_s += gain * (saved_s - self._balance_s)
         enough = self._steps >= PROBE_STEPS
-        if (refused and self._balance_s <= exposed_s) or (enough and self._balance_s < exposed_s):
+        if declined or (refused and self._balance_s <= exposed_s) or (enough and self._balance_s < exposed_s):
             self.on = False
             self._resume, self._pause = step + self._pause, min(2 * self._pause, MAX_PAUSE_STEPS)
             self._early_requests = _EARLY_TRY_SHARE * running

@@ -25,10 +25,13 @@ class DraftYield(NamedTuple):
 
 
 class DraftYields:
-    """Records of ended requests by tenant: requests of one source are alike. `enabled`: the engine drafts."""
+    """Records of ended requests by tenant: requests of one source are alike.
+
+    `enabled`: the engine drafts. `by_head`: the runner's head makes the drafts, in the same steps.
+    """
 
     def __init__(self) -> None:
-        self.enabled = False
+        self.enabled = self.by_head = False
         self._ended: dict[str, deque[tuple[int, int, int]]] = {}  # steps, tokens and drafts of each; newest tenant last
         self._known: dict[str, DraftYield | None] = {}
 
@@ -57,7 +60,8 @@ class DraftYields:
         """Return the time of a step with this request and its drafts alone."""
         found, context = self.of(request.tenant) or DraftYield(), len(request.tokens)
         drafts = ceil(found.drafts)
-        return params.seconds(Work(0, 0.0, 1, context, 0, drafts, drafts * context))
+        made = drafts if self.by_head else 0
+        return params.seconds(Work(0, 0.0, 1, context, 0, drafts, drafts * context, made, made))
 
     def counted_tokens(self, request: Request, tpot_s: float, params: CostParams) -> float:
         """Return the tokens per step that a TPOT objective may count on: 1 if it needs no more, or if drafts do not

@@ -78,7 +78,7 @@ class QoServePolicy:
             elif isinstance(event, Ended) and event.reason in COMPLETE:
                 self._lengths.finished(track.request, event.num_outputs)
         if isinstance(event, StepDone):
-            self._cost.observe(work_of(event.plan.rows), event.duration_s)
+            self._cost.observe(work_of(event.plan.rows, event.plan.ahead), event.duration_s)
 
     def begin(self, view: View) -> Decision:
         self._promote()

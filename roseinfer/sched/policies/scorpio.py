@@ -132,7 +132,7 @@ class ScorpioPolicy:
         if track is not None and isinstance(event, Queued) and not track.request.has_run:
             self._bound_whole(track)
         elif isinstance(event, StepDone):
-            self._cost.observe(work_of(event.plan.rows), event.duration_s)
+            self._cost.observe(work_of(event.plan.rows, event.plan.ahead), event.duration_s)
         elif track is not None and isinstance(event, Ended) and event.reason in COMPLETE:
             self._lengths.finished(track.request, event.num_outputs)
 

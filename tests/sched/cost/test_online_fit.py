@@ -82,6 +82,29 @@ def test_a_single_slow_step_hardly_moves_the_cost_of_drafts() -> None:
     assert model.seconds(work) == pytest.approx(true.seconds(work), rel=0.1)
 
 
+def test_steps_of_a_head_teach_what_they_cost_and_nothing_else() -> None:
+    """Steps with draft steps alone, and with drafts of the step before beside them."""
+    true = replace(TRUE, drafts=DRAFTS._replace(head_step_s=0.22e-3, head_draft_s=2e-6))
+    model, other = CostModel(TRUE), CostModel(TRUE)
+    rng = random.Random(7)
+    for number in range(400):
+        work = draw(rng)
+        for one in (model, other):
+            one.observe(work, TRUE.seconds(work))
+        verifying = drafted(rng) if number % 4 else replace_tokens(drafted(rng))
+        most = rng.randrange(1, 8)
+        drafting = verifying._replace(head_steps=most, head_drafts=most * verifying.decode_rows)
+        model.observe(drafting, true.seconds(drafting) * (1 + rng.gauss(0, 0.01)))
+    assert replace(model.params, drafts=None) == other.params
+    found = model.params.draft_cost
+    assert found.head_step_s == pytest.approx(0.22e-3, rel=0.2)
+    assert found.head_s(4, 16) == pytest.approx(true.draft_cost.head_s(4, 16), rel=0.2)
+
+
+def replace_tokens(work: Work) -> Work:
+    return work._replace(draft_tokens=0, draft_context=0)
+
+
 def test_experts_of_drafts_are_not_counted_twice() -> None:
     true = replace(TRUE, drafts=DRAFTS, expert_s=50e-6, experts=ExpertChoice(128, 8))
     model, rng = CostModel(replace(true, drafts=None)), random.Random(6)

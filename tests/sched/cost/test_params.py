@@ -32,10 +32,20 @@ def test_a_row_that_verifies_drafts_decodes_and_its_drafts_are_counted_apart() -
 )
 def test_drafts_are_told_apart_by_the_size_of_the_step(others: int, drafts: int, parts: tuple[int, ...]) -> None:
     work = Work(decode_rows=others, decode_context=9, draft_tokens=drafts, draft_context=11)
-    assert work.draft_features == (1.0, *parts, 11)
+    assert work.draft_features == (1.0, *parts, 11, 0, 0)
     cost = DraftCost(1e-3, 1e-5, 2e-5, 3e-5, 0.0)
     each = sum(cost.one_more_s(tokens) for tokens in range(others, others + drafts))
-    assert cost.seconds(others, drafts, 0) == pytest.approx(1e-3 + each)
+    assert cost.seconds(work.draft_features) == pytest.approx(1e-3 + each)
+
+
+def test_drafts_that_a_head_makes_cost_a_constant_for_each_step_of_the_longest_chain_and_each_draft() -> None:
+    rows = [Row(name, 0, 9, 1, 1, True, 9, 0, ()) for name in "abc"]
+    plain, drafting = work_of(rows), work_of(rows, (1, 0, 4))
+    assert (drafting.head_steps, drafting.head_drafts) == (4, 5) and not plain.has_drafts and drafting.has_drafts
+    assert plain.features == drafting.features
+    params = CostParams(drafts=DraftCost(verify_s=1.0, head_step_s=2e-4, head_draft_s=3e-6))
+    assert params.seconds(drafting) == pytest.approx(params.seconds(plain) + 4 * 2e-4 + 5 * 3e-6)
+    assert CostParams().seconds(drafting) > CostParams().seconds(plain), "until seen: a guess"
 
 
 @pytest.mark.parametrize("pair_s", [0.0, 3.9e-9])

@@ -89,7 +89,7 @@ class SlackPolicy:
         if not state.promised and only_decodes and event.plan.step % 4 and known:
             self._predicted_s = 0.0
             return  # every fourth step is enough to keep the model up to date
-        work = work_of(event.plan.rows)
+        work = work_of(event.plan.rows, event.plan.ahead)
         state.cost.observe(work, duration_s)
         self._predicted_s = state.cost.predicted_s
         if duration_s > MIN_STALL_RATIO * self._predicted_s:
