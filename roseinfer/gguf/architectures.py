@@ -219,6 +219,20 @@ def _gemma3(keys: MetadataFields) -> Config:
     }
 
 
+def _gpt_oss(keys: MetadataFields) -> Config:
+    """The file does not say whether YaRN's bounds are whole numbers; in published models they are not."""
+    config = _decoder(keys)
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        **_experts(keys),
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        **config,
+        "intermediate_size": keys.needed_integer("expert_feed_forward_length"),
+        "sliding_window": keys.needed_integer("attention.sliding_window"),
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
 def _experts(keys: MetadataFields) -> Config:
     """Return the fields of experts. llama.cpp always divides the chosen experts' weights by their sum."""
     if keys.flag("expert_weights_norm") is False:
@@ -322,4 +336,5 @@ READERS: dict[str, Callable[[MetadataFields], Config]] = {
     "mistral3": _mistral3,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
+    "gpt-oss": _gpt_oss,
 }

@@ -77,6 +77,7 @@ ENCODINGS: Final = {
     13: Encoding("Q5_K", 256, 176),
     14: Encoding("Q6_K", 256, 210),
     30: Encoding("BF16", 1, 2),
+    39: Encoding("MXFP4", 32, 17),
 }
 # Names for error messages; these encodings are not supported.
 OTHER_ENCODINGS: Final = {
@@ -100,6 +101,5 @@ OTHER_ENCODINGS: Final = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
     40: "NVFP4",
 }

@@ -4,6 +4,7 @@ import torch
 
 from roseinfer.parallel.group import RankGroup, partial_residual, share_of, sum_partials
 from roseinfer.quant.base import ExpertNames, Experts, ExpertShape, Norm, WeightSource
+from roseinfer.quant.stacked_experts import apart
 
 
 class RoutedExperts:
@@ -24,6 +25,7 @@ class RoutedExperts:
         """
         build = source.build
         share = share_of(build.group, self._shape.width)
+        source = apart(source, self._shape, names)
         self._experts = build.weight_format.experts(source, self._shape, share, names)
         self._group = build.group if build.group.size > 1 else None
 

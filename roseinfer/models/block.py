@@ -153,7 +153,8 @@ def _feed_forward(spec: ModelSpec, layer: int) -> "FeedForward | RoutedExperts":
             hidden=spec.hidden_size,
             width=experts.width,
             renormalise=experts.renormalise,
-            activation=spec.activation,
+            activation=experts.activation or spec.activation,
+            bias=experts.bias,
         )
     )
 
@@ -190,6 +191,11 @@ class SelfAttention:
         qkv = [f"{prefix}.{name}" for name in names.qkv]
         scales = read_kv_scales(source, qkv, whole.kv_heads)
         self._heads = replace(self._heads, spec=spec, kv_scales=scales)
+        if whole.sinks:
+            assert names.sinks is not None, "the family names no sinks"
+            sinks = torch.empty(spec.heads, device=source.build.device)
+            source.read(f"{prefix}.{names.sinks}", sinks, shard=(share_of(group, whole.heads),))
+            self._heads = replace(self._heads, sinks=sinks)
         self._qkv.load(source, *qkv, *qkv[: 1 if self._gated else 0], transposed=names.transposed)
         self._out.load(source, f"{prefix}.{names.out}", transposed=names.transposed)
         norms = (f"{prefix}.{names.qk_norms[0]}", f"{prefix}.{names.qk_norms[1]}")

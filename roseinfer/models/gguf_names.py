@@ -18,7 +18,7 @@ _KINDS = ("weight", "bias")
 # numbers of a head together, the model's own code numbers that are half a head apart.
 _INTERLEAVED = ("llama", "granite", "mistral3", "smollm3")
 # Norms before the feed-forward network that are not called ffn_norm.
-_BEFORE_MLP = {"seed_oss": "post_attention_norm"}
+_BEFORE_MLP = {"seed_oss": "post_attention_norm", "gpt-oss": "post_attention_norm"}
 
 
 class StoredTensor(NamedTuple):
@@ -40,6 +40,7 @@ class GgufNames:
         names, prefix = family.names, family.prefixes[0]
         self._stored = {prefix + own: StoredTensor(stored) for own, stored in _end_names(names)}
         self._stored[family.heads[0]] = StoredTensor("output")
+        self._whole: dict[str, StoredTensor] = {}  # of names without an ending
         block = _block_names(names, before_mlp=_BEFORE_MLP.get(str(architecture), "ffn_norm"))
         for layer in range(spec.num_layers):
             own = f"{prefix}{names.block.format(layer)}."
@@ -47,11 +48,15 @@ class GgufNames:
             if spec.experts is not None and names.experts is not None:
                 for name, stored, expert in _expert_names(names.experts, spec.experts.count):
                     self._stored[own + name] = StoredTensor(f"blk.{layer}.{stored}", expert)
+            if names.sinks is not None:
+                self._whole[own + names.sinks] = StoredTensor(f"blk.{layer}.attn_sinks.weight")
         self._norm_offset = spec.norm.offset
         self._orders = _row_orders(spec) if architecture in _INTERLEAVED else {}
 
     def of(self, name: str) -> StoredTensor | None:
         """Return the tensor's place in the file; None if such files do not have it."""
+        if name in self._whole:
+            return self._whole[name]
         stem, _, kind = name.rpartition(".")
         place = self._stored.get(stem) if kind in _KINDS else None
         return None if place is None else StoredTensor(f"{place.name}.{kind}", place.part)

@@ -87,7 +87,7 @@ class GgufWeights:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} has type {info.encoding.name}")
         order = self._names.row_order(stored)
         if into.ndim == 1:  # a vector is one row, which may be in any order
-            whole = self._widened(stored, info, [0]).view(-1)
+            whole = self._widened(stored, info, [part or 0]).view(-1)
             whole = whole if order is None else whole[torch.from_numpy(order)]
             if offset := self._names.offset(stored):
                 whole = whole.to(torch.float32) - offset

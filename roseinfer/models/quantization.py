@@ -1,6 +1,7 @@
 """Reader of a checkpoint's quantisation from config.json or modelopt's own file; without torch.
 
-Supported is FP8 (e4m3) with a scale for each matrix, output channel or block of 128 x 128. All else is refused by name.
+Supported is FP8 (e4m3) with a scale for each matrix, output channel or block of 128 x 128, and MXFP4 for experts. All
+else is refused by name.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import read_object
 from roseinfer.models.fields import ConfigFields
 from roseinfer.quant.fp8_scheme import Fp8Scheme, check_ignored
+from roseinfer.quant.mxfp4_scheme import Mxfp4Scheme
+from roseinfer.quant.scheme import QuantScheme
 
 MODELOPT_FILE = "hf_quant_config.json"
 _KEY = "quantization_config"
@@ -28,7 +31,7 @@ _HARMLESS_OF_MODELOPT = _HARMLESS | {"config_groups"}
 _ALGORITHMS: dict[str, Layout] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
 
 
-def read_quantization(config: ConfigFields, folder: Path) -> Fp8Scheme | None:
+def read_quantization(config: ConfigFields, folder: Path) -> QuantScheme | None:
     """Return how the checkpoint in `folder` is quantised; None if its weights are floats. `config`: its config.json.
 
     Raise `UnsupportedModelError` naming the field that is not supported.
@@ -129,10 +132,17 @@ def _modelopt(fields: ConfigFields) -> Fp8Scheme:
     return Fp8Scheme(layout, ignored)
 
 
-_READERS: dict[str, Callable[[ConfigFields], Fp8Scheme]] = {
+def _mxfp4(fields: ConfigFields) -> Mxfp4Scheme:
+    ignored = _ignored(fields, "modules_to_not_convert")
+    fields.refuse_unread(_HARMLESS)
+    return Mxfp4Scheme(ignored)
+
+
+_READERS: dict[str, Callable[[ConfigFields], QuantScheme]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -21,7 +21,8 @@ class ExpertsSpec:
 
     width: size of each expert's hidden layer. renormalise: divide the weights of the chosen experts by their sum. The
     weights come from a softmax over all experts. dense_layers: layers with one ordinary feed-forward network instead,
-    in ascending order.
+    in ascending order. activation: of a gated network, as in `Epilogue`; None for the model's. bias: the router and the
+    experts' matrices have biases.
     """
 
     count: int
@@ -29,6 +30,8 @@ class ExpertsSpec:
     width: int
     renormalise: bool
     dense_layers: tuple[int, ...] = ()
+    activation: str | None = None
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

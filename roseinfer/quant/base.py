@@ -19,7 +19,7 @@ class Epilogue:
     """Operations after a product.
 
     activation: None, "silu", "gelu" or "gelu_tanh", as in `ModelSpec`. gated: the product is gate and up side by side,
-    and the result is activation(gate) * up.
+    and the result is activation(gate) * up; or `clamped_swish(gate, up)`, for the activation of that name.
     """
 
     activation: str | None = None
@@ -145,7 +145,8 @@ class ExpertShape:
     results (Shazeer et al., 2017). Every rank holds a slice of each expert's width.
 
     count: experts, numbered from 0. hidden: width of the residual stream. width: that of each expert's hidden layer.
-    renormalise: divide the weights of the chosen experts by their sum. activation: as in `Epilogue`.
+    renormalise: divide the weights of the chosen experts by their sum. activation: as in `Epilogue`. bias: the router
+    and the experts' matrices have biases.
     """
 
     count: int
@@ -154,6 +155,7 @@ class ExpertShape:
     width: int
     renormalise: bool
     activation: str
+    bias: bool = False
 
 
 class Experts(Protocol):
@@ -161,7 +163,8 @@ class Experts(Protocol):
 
     With h = norm(x), p = softmax(h @ router.T) in float32 over all experts. The `top_k` experts with the largest p are
     chosen; of equal ones, the lower numbers. The weight w_e is p_e, divided by the sum of the chosen ones' if
-    `renormalise`, and expert_e(h) = (activation(h @ gate_e.T) * (h @ up_e.T)) @ down_e.T.
+    `renormalise`, and expert_e(h) = (activation(h @ gate_e.T) * (h @ up_e.T)) @ down_e.T. Biases, if there are any, are
+    added to each product.
     """
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

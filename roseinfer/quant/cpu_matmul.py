@@ -9,6 +9,7 @@ from types import TracebackType
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels.common.clamped_swish import clamped_swish
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 
 # Rows that the packed layout is tuned for. One layout serves all numbers of rows: from 1 to 512 it is within a few
@@ -27,6 +28,8 @@ _POINTWISE = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu"
 def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
     if epilogue.gated:
         gate, up = x.chunk(2, -1)
+        if epilogue.activation == "clamped_swish":
+            return clamped_swish(gate, up)
         return activate(gate, Epilogue(epilogue.activation)).mul_(up)
     if epilogue.activation is None:
         return x

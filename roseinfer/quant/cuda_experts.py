@@ -102,9 +102,11 @@ def load_cuda_experts(
     Raises `ConfigError` for an unsupported GPU or dtype, and `UnsupportedModelError` for unsupported sizes.
     """
     build = source.build
+    if shape.bias:
+        raise UnsupportedModelError("experts with biases are not supported on a GPU yet")
     check_device(build.device, build.dtype)
     router = read_router(source, shape, names, build.dtype)
-    gate_up, down = (_stacked(shape.count, *read(pieces)) for pieces in expert_pieces(shape, share, names))
+    gate_up, down = (_stacked(shape.count, *read(pieces)) for pieces in expert_pieces(source, shape, share, names))
     if (gate_up.scales is None) != (down.scales is None):
         name = names.down.format(0)
         raise UnsupportedModelError(f"{name}: experts of which only some matrices are in FP8 are not supported")

@@ -27,15 +27,24 @@ from roseinfer.quant.base import (
 class SequentialExperts:
     """`Experts` for a CPU. The host reads which experts have rows, so no graph can capture it."""
 
-    def __init__(self, router: torch.Tensor, experts: Sequence[tuple[Matmul, Matmul]], shape: ExpertShape) -> None:
-        """router: [count, hidden] float32. experts: for each expert, gate and up with their epilogue, and down."""
+    def __init__(
+        self,
+        router: torch.Tensor,
+        experts: Sequence[tuple[Matmul, Matmul]],
+        shape: ExpertShape,
+        router_bias: torch.Tensor | None = None,
+    ) -> None:
+        """router: [count, hidden], router_bias: [count], both float32. experts: for each expert, gate and up with their
+        epilogue, and down.
+        """
         self._router = router
+        self._router_bias = router_bias
         self._experts = experts
         self._shape = shape
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        h = norm(x)
-        ids, weights = route(h, self._router, self._shape.top_k, renormalise=self._shape.renormalise)
+        h, shape = norm(x), self._shape
+        ids, weights = route(h, self._router, shape.top_k, renormalise=shape.renormalise, bias=self._router_bias)
         # Sorted by expert, then by token.
         numbers = ids.flatten()
         order = numbers.argsort(stable=True)
@@ -56,12 +65,15 @@ class SequentialExperts:
         return result if residual is None else residual + result
 
 
-def route(h: torch.Tensor, router: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    h: torch.Tensor, router: torch.Tensor, top_k: int, *, renormalise: bool, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each token's experts and their weights: [T, top_k] int64 and float32, the largest weight first.
 
-    h: [T, hidden], after the norm. router: [count, hidden] float32. See `Experts` for the formula.
+    h: [T, hidden], after the norm. router: [count, hidden] float32. bias: [count] float32. See `Experts` for the
+    formula.
     """
-    probabilities = F.linear(h.to(torch.float32), router).softmax(-1)
+    probabilities = F.linear(h.to(torch.float32), router, bias).softmax(-1)
     # Not `topk`, whose choice among equal values is undefined.
     weights, ids = probabilities.sort(stable=True, dim=-1, descending=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
@@ -78,8 +90,9 @@ def load_sequential_experts(
     if source.build.device.type != "cpu":
         raise ConfigError("models with experts run on a CPU, or on a GPU with Triton")
     router = read_router(source, shape, names, torch.float32)
+    router_bias = read_router_bias(source, shape, names)
     gated = Epilogue(shape.activation, gated=True)
-    gate_up, down = expert_pieces(shape, share, names)
+    gate_up, down = expert_pieces(source, shape, share, names)
     experts = [
         (
             weights.load(source, gate_up[2 * number : 2 * number + 2], gated),
@@ -87,21 +100,33 @@ def load_sequential_experts(
         )
         for number in range(shape.count)
     ]
-    return SequentialExperts(router, experts, shape)
+    return SequentialExperts(router, experts, shape, router_bias)
 
 
-def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple[list[WeightPiece], list[WeightPiece]]:
+def expert_pieces(
+    source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames
+) -> tuple[list[WeightPiece], list[WeightPiece]]:
     """List the matrices of a layer's experts in the order of their numbers: gate and up of each, and down of each.
 
     share: this process's part of each expert's width. Stacked, the first list is [count * 2 * share.width, hidden], the
-    second [count * hidden, share.width].
+    second [count * hidden, share.width]. Biases of down, which all ranks' results share, are the first rank's.
     """
-    hidden = Share(0, shape.hidden, shape.hidden)
+    hidden, adds = Share(0, shape.hidden, shape.hidden), shape.bias and source.build.group.rank == 0
     numbers = range(shape.count)
-    gate_up = [WeightPiece(name.format(number), share, hidden) for number in numbers for name in (names.gate, names.up)]
-    return gate_up, [WeightPiece(names.down.format(number), hidden, share) for number in numbers]
+    ups = [name.format(number) for number in numbers for name in (names.gate, names.up)]
+    downs = [names.down.format(number) for number in numbers]
+    if shape.bias and not adds:
+        for name in downs:
+            source.skip(f"{name}.bias")
+    gate_up = [WeightPiece(name, share, hidden, bias=shape.bias) for name in ups]
+    return gate_up, [WeightPiece(name, hidden, share, bias=adds) for name in downs]
 
 
 def read_router(source: WeightSource, shape: ExpertShape, names: ExpertNames, dtype: torch.dtype) -> torch.Tensor:
     """Read the router's matrix [count, hidden] in `dtype`, a float type."""
     return read_new(source, f"{names.router}.weight", shape.count, shape.hidden, dtype=dtype)
+
+
+def read_router_bias(source: WeightSource, shape: ExpertShape, names: ExpertNames) -> torch.Tensor | None:
+    """Read the router's bias [count] float32; None without one."""
+    return read_new(source, f"{names.router}.bias", shape.count, dtype=torch.float32) if shape.bias else None

@@ -10,6 +10,8 @@ from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_product import unsupported_reason
+from roseinfer.quant.mxfp4_format import Mxfp4Format
+from roseinfer.quant.mxfp4_scheme import Mxfp4Scheme
 from roseinfer.quant.plain import PlainFormat
 from roseinfer.quant.scheme import QuantScheme
 
@@ -27,6 +29,10 @@ def choose_format(
         return _int8(device)
     if asked is None and stored is None:
         return PlainFormat()
+    if isinstance(stored, Mxfp4Scheme):
+        if asked is not None:
+            raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
+        return Mxfp4Format()
     if stored is not None and not isinstance(stored, Fp8Scheme):
         raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")

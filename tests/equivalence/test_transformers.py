@@ -16,8 +16,11 @@ from roseinfer.engine.messages import Add
 from tests.equivalence.small_engines import PROMPTS, start
 from tests.helpers.checkpoints import EXPERTS, SHAPES, VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, run_dry
+from tests.helpers.mxfp4_files import make_packable, pack_folder, round_experts
 
 OUTPUT_LEN = 12
+# gpt-oss with experts in MXFP4.
+PACKED = "gpt-oss-mxfp4"
 FAMILIES = [
     "gpt2",
     "llama",
@@ -30,6 +33,8 @@ FAMILIES = [
     "qwen3-moe-dense",
     "mixtral",
     "gemma3",
+    "gpt-oss",
+    PACKED,
 ]
 # So few tokens that outputs often reach a banned one.
 FEW = (3, 8, 40, 77)
@@ -58,7 +63,7 @@ UNLIKE_GENERATE = ("phi3-long",)
 @cache
 def checkpoint(family: str, folder: Path) -> tuple[Path, dict[str, list[int]]]:
     """Yield the saved model, and transformers' output for each prompt."""
-    model = make_reference(family)
+    model = round_experts(make_packable()) if family == PACKED else make_reference(family)
     expected = {}
     for name, ids in PROMPTS.items():
         inputs = torch.tensor([ids])
@@ -72,7 +77,8 @@ def checkpoint(family: str, folder: Path) -> tuple[Path, dict[str, list[int]]]:
             eos_token_id=None,
         )
         expected[name] = output[0, len(ids) :].tolist()
-    return save_reference(model, folder / family), expected
+    path = save_reference(model, folder / family)
+    return pack_folder(path) if family == PACKED else path, expected
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +107,7 @@ def test_greedy_output_of_other_shapes_is_that_of_transformers(family: str, fold
 def run_greedy(family: str, folder: Path, **options: object) -> EngineCore:
     """Run all prompts twice among others, and assert that their outputs are those of transformers."""
     path, expected = checkpoint(family, folder)
-    device = {"device": "cpu"} if family in EXPERTS else {}
+    device = {"device": "cpu"} if family in (*EXPERTS, PACKED) else {}
     core = start(path, **options, **device)
     sampling = SequenceParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
     done: dict[str, Collected] = {}

@@ -105,6 +105,18 @@ _SIGLIP = {
     "patch_size": 14,
     "vision_use_head": False,
 }
+# Heads are wider than the hidden size, and prompts cross the window several times.
+_GPT_OSS = {
+    **_LLAMA,
+    "head_dim": 12,
+    "num_hidden_layers": 3,
+    "intermediate_size": 36,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 13,
+    "attn_implementation": "eager",
+    "rope_parameters": {**_YARN_ROPE, "rope_theta": 150000.0, "beta_fast": 4.0, "truncate": False},
+}
 
 # Config class, model class and config values.
 Kind = tuple[str, str, dict[str, Any]]
@@ -157,6 +169,7 @@ FAMILIES: dict[str, Kind] = {
         "MixtralForCausalLM",
         {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 13},
     ),
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", _GPT_OSS),
 }
 # Families of other shapes. The slower tests leave them out: what they differ in does not depend on batches.
 SHAPES: dict[str, Kind] = {
@@ -274,7 +287,7 @@ HYBRIDS: dict[str, Kind] = {
     ),
 }
 # Of these, models with experts, which run in float32 on a CPU only.
-EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral")
+EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral", "gpt-oss")
 
 
 def make_reference(name: str, **changes: Any) -> PreTrainedModel:

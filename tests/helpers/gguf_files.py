@@ -30,6 +30,7 @@ _ARCHITECTURES = {
     "mistral": "llama",
     "ministral3": "mistral3",
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
 }
 # Architectures whose q and k the converter permutes.
 _PERMUTED = ("llama", "smollm3", "granite", "mistral3")
@@ -139,6 +140,11 @@ def _hunyuan(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope.freq_base": base, "rope.scaling.type": "none", "rope.scaling.factor": 1.0}
 
 
+def _gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
+    width, window = config["intermediate_size"], config["sliding_window"]
+    return {"expert_feed_forward_length": width, "attention.sliding_window": window}
+
+
 def _ministral3(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
     found = {
@@ -159,6 +165,7 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "cohere2": _cohere2,
     "hunyuan_v1_dense": _hunyuan,
     "ministral3": _ministral3,
+    "gpt_oss": _gpt_oss,
 }
 
 
@@ -204,10 +211,20 @@ def tensors_of(model: PreTrainedModel, encode: Callable[[str, np.ndarray], tuple
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Gate and up by themselves: of all experts, and of the shared network of Granite 4. Transformers stacks them."""
+    interleaved = any(name.endswith("gate_up_proj_bias") for name in tensors)  # gpt-oss, which also transposes
     found = {}
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
-        if last == "gate_up_proj":
+        if interleaved and ".experts." in name:
+            values = tensor if last.endswith("_bias") else tensor.transpose(1, 2)
+            kind = "bias" if last.endswith("_bias") else "weight"
+            if last.startswith("down"):
+                found[f"{stem}.down_proj.{kind}"] = values
+            else:
+                found[f"{stem}.gate_proj.{kind}"], found[f"{stem}.up_proj.{kind}"] = values[:, ::2], values[:, 1::2]
+        elif last == "sinks":
+            found[f"{name}.weight"] = tensor
+        elif last == "gate_up_proj":
             found[f"{stem}.gate_proj.weight"], found[f"{stem}.up_proj.weight"] = tensor.chunk(2, 1)
         elif stem.endswith("shared_mlp.input_linear"):
             mlp = stem.replace("shared_mlp.input_linear", "mlp")

@@ -103,6 +103,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4": ("Glm4Config", {**SIZES, "architectures": ["Glm4ForCausalLM"]}),
+    "gpt-oss": (
+        "GptOssConfig",
+        {
+            **SIZES,
+            "architectures": ["GptOssForCausalLM"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 4,
+            "rope_scaling": {**YARN, "truncate": False},
+        },
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from roseinfer.models.generation import read_generation_config
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.group import Share
+from roseinfer.quant.mxfp4 import halved
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
 from tests.helpers.gguf_files import (
@@ -26,6 +27,7 @@ from tests.helpers.gguf_files import (
     write,
     write_model,
 )
+from tests.helpers.mxfp4_files import make_packable, packed, round_experts
 from tests.helpers.weights import BUILD
 
 CPU = torch.device("cpu")
@@ -151,6 +153,21 @@ def test_experts_of_quantised_files_and_of_ranks(tmp_path: Path) -> None:
         assert torch.equal(part, expected[4, 32:48, 8:48])
         held = weights.stored("model.layers.1.mlp.experts.4.up_proj.weight")
         assert held is not None and (held.dtype, held.shape) == ("Q8_0", (64, 64))
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """Compare with the same numbers in a checkpoint of safetensors, whose codes are in another order."""
+    reference = round_experts(make_packable())
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+        if "_exps.weight" not in name:
+            return values, "F32"
+        blocks, scales = packed(values)
+        codes = halved(torch.from_numpy(blocks)).numpy()
+        return np.concatenate((scales[..., None], codes), -1).reshape(*values.shape[:2], -1), "MXFP4"
+
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode))
+    torch.testing.assert_close(logits(path, LONGER), reference_logits(reference, LONGER), rtol=0, atol=1e-4)
 
 
 def test_experts_of_another_number_are_named(tmp_path: Path) -> None:

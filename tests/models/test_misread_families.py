@@ -70,6 +70,16 @@ def with_deltas(**values: int) -> Callable[[ModelSpec], ModelSpec]:
     return change
 
 
+def changed_attention(spec: ModelSpec, **values: Any) -> ModelSpec:
+    layers = (replace(layer, attention=replace(layer.attention, **values)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
+def changed_experts(spec: ModelSpec, **values: Any) -> ModelSpec:
+    assert spec.experts is not None
+    return replace(spec, experts=replace(spec.experts, **values))
+
+
 def with_values(**values: Any) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: replace(spec, **values)
 
@@ -85,6 +95,11 @@ MISREAD: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "base without alpha": ("hunyuan", ropes_with(scaling="default")),
     "SiLU for GELU": ("starcoder2", with_values(activation="silu")),
     "no window in some layers": ("ministral", without_windows),
+    "no sinks": ("gpt-oss", lambda spec: changed_attention(spec, sinks=False)),
+    "no window, gpt-oss": ("gpt-oss", without_windows),
+    "bounds of YaRN in whole numbers": ("gpt-oss", ropes_with(truncate=True)),
+    "SiLU for the clamped activation": ("gpt-oss", lambda spec: changed_experts(spec, activation="silu")),
+    "weights from a softmax over all experts": ("gpt-oss", lambda spec: changed_experts(spec, renormalise=False)),
     "no scale of queries": ("ministral3", ropes_with(query_scale=None)),
     "rotation without YaRN": ("ministral3", ropes_with(scaling="default")),
     "w for 1 + w": ("gemma3", with_norms(offset=0.0)),

@@ -319,6 +319,57 @@ MIXTRAL_8X7B: dict[str, Any] = {
 }
 
 # (config, head_dim, KV heads, context, tied, dtype)
+# openai/gpt-oss-20b
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "pad_token_id": 199999,
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.55.0.dev0",
+    "use_cache": True,
+    "vocab_size": 201088,
+}
+
 PUBLISHED = {
     "gpt2": (GPT2, 64, 12, 1024, True, "float32"),
     "gpt2-medium": (GPT2_MEDIUM, 64, 16, 1024, True, "float32"),
@@ -360,6 +411,24 @@ def test_published_experts_are_understood(tmp_path: Path) -> None:
         assert (spec.experts, spec.expert_layers, spec.windows) == (qwen, 48, ())
     mixtral = read_model_spec(write(tmp_path, MIXTRAL_8X7B))
     assert mixtral.experts == ExpertsSpec(count=8, top_k=2, width=14336, renormalise=True)
+
+
+def test_gpt_oss_is_understood(tmp_path: Path) -> None:
+    spec = read_model_spec(write(tmp_path, GPT_OSS_20B))
+    experts = ExpertsSpec(count=32, top_k=4, width=2880, renormalise=True, activation="clamped_swish", bias=True)
+    assert (spec.experts, spec.expert_layers, spec.windows) == (experts, 24, (128, None) * 12)
+    assert spec.quantization is not None and spec.quantization.label == "mxfp4"
+    assert all(heads.sinks and heads.qkv_width == 5120 and heads.scale == 0.125 for heads in spec.attention)
+    assert (spec.qkv_bias, spec.o_bias, spec.tied_embeddings) == (True, True, False)
+    rope = spec.layers[0].rope
+    assert rope is not None and (rope.scaling, rope.factor, rope.truncate) == ("yarn", 32.0, False)
+    assert rope.magnitude == pytest.approx(1.3466, abs=1e-4) and rope == spec.layers[1].rope
+
+
+@pytest.mark.parametrize("changes", [{"swiglu_limit": 5.0}, {"swiglu_alpha": 1.0}, {"experts_per_token": 5}])
+def test_other_experts_of_gpt_oss_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(changes))):
+        read_model_spec(write(tmp_path, {**GPT_OSS_20B, **changes}))
 
 
 def test_mistral_v01_has_a_window(tmp_path: Path) -> None:

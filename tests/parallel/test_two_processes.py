@@ -17,6 +17,7 @@ from roseinfer.models.loader import load_model
 from tests.helpers import gguf_files
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import VOCAB, make_reference, reference_logits, save_reference
+from tests.helpers.mxfp4_files import make_packable, pack_folder
 from tests.helpers.weights import Imagined
 from tests.quant.test_fp8_checkpoints import MAKERS
 from tests.quant.test_fp8_checkpoints import make as make_fp8
@@ -33,12 +34,13 @@ FAMILIES = (
     "gpt2",
     "qwen3-moe-dense",
     "mixtral",
+    "gpt-oss",
     "phi3",
     "granite",
     "glm4",
     "olmo2",
 )
-ROUNDED = ("fp8", "fp8-experts", "dense.gguf", "experts.gguf")
+ROUNDED = ("fp8", "fp8-experts", "mxfp4", "dense.gguf", "experts.gguf")
 
 # Each rank computes all cases in one process, as importing torch takes most of the time.
 RANK = """
@@ -114,6 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_reference(make_reference(family), folder / family)
     make_fp8(folder / "fp8", MAKERS[0], **WIDE, intermediate_size=512)
     make_fp8(folder / "fp8-experts", MAKERS[0], "qwen3-moe", **WIDE, moe_intermediate_size=256)
+    pack_folder(save_reference(make_packable(), folder / "mxfp4"))
     write_gguf(folder / "dense.gguf", make_reference("llama", hidden_size=256, intermediate_size=512))
     write_gguf(folder / "experts.gguf", make_reference("mixtral", hidden_size=256, intermediate_size=256))
     return folder

@@ -32,6 +32,7 @@ _MODULES = (
     "gemma3",
     "starcoder2",
     "gpt2",
+    "gpt_oss",
 )
 ENTRY_POINTS = "roseinfer.families"
 

@@ -40,7 +40,8 @@ class TensorNames:
     norm before part X of a block, and norm between its result and the residual stream; None without one. A parallel
     block has one norm, before_attention. qkv, up: names of the matrices, or one name if the checkpoint stacks them. up
     is gate and up of a gated network. qk_norms: of queries and keys. delta: of layers with linear attention. experts:
-    of layers with experts, in place of `up` and `down`. transposed: matrices are stored as [in, out].
+    of layers with experts, in place of `up` and `down`. sinks: the whole name of a layer's sinks. transposed: matrices
+    are stored as [in, out].
     """
 
     tokens: str = "embed_tokens"
@@ -58,6 +59,7 @@ class TensorNames:
     after_mlp: str | None = None
     experts: ExpertNames | None = None
     delta: DeltaNames | None = None
+    sinks: str | None = None
     transposed: bool = False
 
 
