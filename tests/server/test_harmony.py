@@ -21,7 +21,8 @@ WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "
 STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-THINKS = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant"
+NEXT = "<|end|><|start|>assistant"
+THINKS = f"<|channel|>analysis<|message|>Rain?{NEXT}"
 BONN = {"city": "Bonn"}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
@@ -98,6 +99,13 @@ def test_reasoning_and_answer(model: Model) -> None:
     assert (message["reasoning_content"], message["reasoning"]) == ("Rain?", "Rain?")
     assert (message["content"], answer["choices"][0]["finish_reason"]) == ("It is dry.", "stop")
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
+
+
+def test_both_tokens_that_end_an_output_do(model: Model) -> None:
+    """Call is none of the engine's own here."""
+    for end in ("<|call|>", "<|return|>"):
+        message, reason = model.said(final("Dry.") + end + NEXT + final("No, it rains."))
+        assert (message["content"], reason) == ("Dry.", "stop")
 
 
 def test_max_tokens_within_the_analysis(model: Model) -> None:

@@ -61,10 +61,10 @@ class HarmonyAnswer:
         headers = []
         for reasoning in (self._harmony.reasoning, False)[: 1 if self._budget is None else 2]:
             text, lenient = await self._backend.offload.run(self._headers, use, reasoning)
-            made, _ = await grammars.guide(Prepared(grammar=text), "tools", n=wanted.n)
+            made, unenforced = await grammars.guide(Prepared(grammar=text), "tools", n=wanted.n)
             headers.append(made.grammar)
             memory += [] if made.memory is None else [made.memory]
-            ignored += lenient
+            ignored += [*lenient, *unenforced]
         wanted.warnings.extend(dict.fromkeys(warning for warning in ignored if warning not in wanted.warnings))
         framing = self._harmony.framing(begun, tuple(headers), self._must_answer, self._budget, LAST_WORDS)
         return replace(spec, framing=framing, memory=max(memory, key=sum, default=None))

@@ -3,7 +3,7 @@
 import pytest
 
 from roseinfer.server.formats.blocks import Blocks, Change, Closed, Grown, Kind, Opened
-from roseinfer.text.output import CallArguments, CallStart, Event, Reasoning, Text
+from roseinfer.text.output import CallArguments, CallStart, Event, Reasoning, Text, TextBreak
 from tests.server.formats.played import BUSY, call
 
 
@@ -47,6 +47,7 @@ def test_every_block_opens_grows_and_closes_before_the_next() -> None:
         ([Text(" "), Text("\n"), Text("a "), Text("\n")], [("text", " \na \n", True)]),
         ([Reasoning("a"), Text("\n")], [("reasoning", "a", True), ("text", "\n", True)]),
         ([Text(" ")], [("text", " ", True)]),
+        ([Text("a"), TextBreak(), Text("b")], [("text", "a", True), ("text", "b", True)]),
         ([Text("")], []),
         ([], []),
     ],

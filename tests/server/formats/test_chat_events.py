@@ -12,8 +12,10 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import ParsedSequenceText, merge
+from roseinfer.server.formats import chat_events
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.request.job import Job, StreamChoices, Usage
+from roseinfer.text.output import Text, TextBreak
 from tests.helpers.parsers import BracketParser
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
 from tests.server.live import events as events_of
@@ -187,3 +189,10 @@ def test_token_ids_are_there_while_text_is_held_back() -> None:
     found = streamed(chunks("[f|{}]"), return_token_ids=True)
     ids = [token for event in found for token in event["choices"][0].get("token_ids", ())]
     assert ids == [*b"[f|{}]", EOS_ID]
+
+
+def test_texts_that_are_messages_of_their_own_become_paragraphs() -> None:
+    said = [Text("a"), TextBreak(), Text("b")]
+    parts = [json.loads(chat_events.delta(events))["content"] for events in ([said[0]], said[1:2], said[1:], said)]
+    assert parts == ["a", "\n\n", "\n\nb", "a\n\nb"]
+    assert chat_events.message(said)["content"] == "a\n\nb"
