@@ -15,6 +15,7 @@ kernels: what libraries reach on such work: cuBLAS reads the weights of Qwen3-8B
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.gpu_rows import FIGURES, MODELS, ROWS, Model, Row
-from benchmarks.model_cost import Chunk, ModelCost, Work
+from benchmarks.model_cost import Chunk, ModelCost, Work, seen_by_decodes, sum_of_contexts
 from roseinfer.bench.arrivals import PlannedRequest, draw
 from roseinfer.bench.report import percentile, table
 from roseinfer.config.hub import model_folder
@@ -78,6 +79,34 @@ class Life:
     last_s: float = 0.0
 
 
+class Contexts:
+    """Sum of the contexts of running requests, each bounded by a window. All grow by a token a step."""
+
+    def __init__(self, window: int | None) -> None:
+        self._bound = math.inf if window is None else window - 1
+        self.total = 0
+        self._growing = 0
+        self._full_at: Counter[float] = Counter()  # step -> requests whose context reaches the bound after it
+
+    def add(self, context: int, step: int) -> None:
+        """Add a request that decodes from the step after `step` on."""
+        self._change(1, context, step)
+
+    def remove(self, context: int, step: int) -> None:
+        """Remove a request that has grown to `context` in this step."""
+        self._change(-1, context, step)
+
+    def grow(self, step: int) -> None:
+        self.total += self._growing
+        self._growing -= self._full_at.pop(step, 0)
+
+    def _change(self, sign: int, context: int, step: int) -> None:
+        self.total += sign * int(min(context, self._bound))
+        if context < self._bound:
+            self._growing += sign
+            self._full_at[step + self._bound - context] += sign
+
+
 class PerfectEngine:
     """Engine that steps through a load. All running requests decode in every step, so only number and contexts
     matter.
@@ -94,7 +123,8 @@ class PerfectEngine:
         self._shared = shared > 0
         self._waiting: list[Life] = []
         self._ends: dict[int, list[Life]] = {}  # step -> requests whose last token it computes
-        self._running = self._contexts = self._step = 0
+        self._running = self._step = 0
+        self._contexts = [Contexts(window) for window in cost.kinds]
         self.now_s = 0.0
         self.lives = list(self._pending)
         self.gaps: list[tuple[float, int]] = []  # (seconds, number of requests that waited this long for a token)
@@ -110,20 +140,22 @@ class PerfectEngine:
             self._one_step()
 
     def _one_step(self) -> None:
-        decodes, contexts = self._running, self._contexts
+        decodes = self._running
         chunks = list(self._take_prompts())
         prefill = self._cost.work(Chunk(life.context, count, count == life.missing) for life, count in chunks)
-        decode = self._cost.counted(decodes, decodes, contexts + 2 * decodes, contexts + decodes)
+        seen = [seen_by_decodes(decodes, contexts.total) for contexts in self._contexts]
+        decode = self._cost.counted(decodes, decodes, seen)
         work = prefill + decode
         if prefill.tokens and decodes:  # the weights are read once for both
-            read = self._cost.counted(work.tokens, decodes, 0, 0)
+            read = self._cost.counted(work.tokens, decodes)
             work = replace(work, weight_bytes=read.weight_bytes, expert_bytes=read.expert_bytes)
         duration_s = self._rates.step_s(work)
         self.now_s += duration_s
         self._step += 1
         if decodes:
             self.gaps.append((duration_s, decodes))
-            self._contexts += decodes
+            for contexts in self._contexts:
+                contexts.grow(self._step)
         self._finish()
         for life, count in chunks:
             self._computed(life, count)
@@ -149,14 +181,16 @@ class PerfectEngine:
         life.first_s = life.last_s = self.now_s
         if life.output_len > 1:
             self._running += 1
-            self._contexts += life.context
+            for contexts in self._contexts:
+                contexts.add(life.context, self._step)
             self._ends.setdefault(self._step + life.output_len - 1, []).append(life)
 
     def _finish(self) -> None:
         for life in self._ends.pop(self._step, ()):
             life.last_s = self.now_s
             self._running -= 1
-            self._contexts -= life.context + life.output_len - 1
+            for contexts in self._contexts:
+                contexts.remove(life.context + life.output_len - 1, self._step)
 
     def figures(self) -> dict[str, float]:
         """Return the figures of a client that takes no time itself."""
@@ -228,8 +262,8 @@ def total_work(cost: ModelCost, load: Sequence[PlannedRequest]) -> dict[str, Wor
     for planned in load:
         prompt, outputs = len(planned.prompt_ids), planned.output_len - 1
         prefill += cost.work([Chunk(0, prompt)])
-        contexts = outputs * prompt + outputs * (outputs - 1) // 2
-        decode += cost.counted(outputs, outputs, contexts + 2 * outputs, contexts + outputs)
+        contexts = [sum_of_contexts(prompt, outputs, window) for window in cost.kinds]
+        decode += cost.counted(outputs, outputs, [seen_by_decodes(outputs, total) for total in contexts])
     return {"prefill": prefill, "decode": decode}
 
 
@@ -252,8 +286,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _describe(model: Model) -> str:
     cost = model_cost(model.name)
-    weights = cost.counted(1, 1, 0, 0).weight_bytes / 1e9
-    return f"{model.name}: {weights:.2f} GB of weights a step, {cost.kv_token_bytes / 1024:.0f} KiB of K/V a token"
+    weights = cost.counted(1, 1).weight_bytes / 1e9
+    return (
+        f"{model.name}: {weights:.2f} GB of weights a step, {cost.whole_kv_token_bytes / 1024:.0f} KiB of K/V a token"
+    )
 
 
 def _shown(row: Row, name: str, figures: Mapping[str, float]) -> dict[str, Any]:

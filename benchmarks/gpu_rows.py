@@ -108,6 +108,7 @@ _MODELS = (
     Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
     Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
     Model("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("gemma-3-27b", "google/gemma-3-27b-it", 4096),
     Model("qwen3-8b-tp2", "Qwen/Qwen3-8B", 4096, TP2, gpus=2),
     Model("qwen3-32b-tp2", "Qwen/Qwen3-32B", 4096, TP2, gpus=2),
     Model("qwen3-32b-fp8-tp2", "Qwen/Qwen3-32B", 4096, TP2, fp8_blocks=True, weight_bytes=1, gpus=2),
@@ -252,6 +253,10 @@ ROWS = (
         {"tpot_p50_ms": 8},
         paced=True,
     ),
+    Row("gemma-3-27b", "seq1", SEQ1, {}, {"tpot_p50_ms": 15.0}, paced=True),
+    Row("gemma-3-27b", "nano", NANO, {}, {}),
+    Row("gemma-3-27b", "rag", RAG, {}, {}),
+    Row("gemma-3-27b", "poisson", POISSON, {}, {}, paced=True),
     Row(
         "qwen3-8b-tp2", "seq1", SEQ1, _figures(140, (15.2, 16.7), (3.69, 3.69), 4.36), {"tpot_p50_ms": 2.6}, paced=True
     ),

@@ -4,10 +4,11 @@ Counted are matrix products (a multiplication and an addition are two operations
 Activations, norms, rotary embedding and sampling are left out, so a real step moves a little more.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.models.spec import ModelSpec
@@ -19,6 +20,38 @@ class Chunk(NamedTuple):
     start: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
     logits: int = 1
+
+
+class Seen(NamedTuple):
+    """Attention of a step's tokens in layers of one kind.
+
+    kv_tokens: tokens whose K/V is read or written. attended: pairs of query and key.
+    """
+
+    kv_tokens: int
+    attended: int
+
+
+def seen_by_decodes(tokens: int, contexts: int) -> Seen:
+    """Return what `tokens` decodes see. contexts: the sum of the tokens before each, bounded by its window."""
+    return Seen(contexts + 2 * tokens, contexts + tokens)
+
+
+def sum_of_contexts(start: int, count: int, window: int | None) -> int:
+    """Return the number of keys that queries from position `start` on see before themselves, all together."""
+    end = start + count
+    bound = end if window is None else window - 1
+    low, high = min(start, bound), min(end, bound)  # positions up to the bound see all keys
+    return (high * (high - 1) - low * (low - 1)) // 2 + bound * (count - (high - low))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCost:
+    """Cost of the layers with a window of `window` tokens; the other fields are those of `ModelCost`."""
+
+    window: int
+    kv_token_bytes: int
+    attention_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +95,8 @@ class ModelCost:
 
     `router_weights`: elements of all layers' routers; `expert_weights`: of one expert in each layer. Neither is part of
     `layer_weights`. `experts`: number that a token selects. `weight_itemsize`: bytes of a layer's element;
-    `head_itemsize`: of the head and the routers, 0 for the same. `kv_token_bytes`: K and V of one token in all layers.
-    `attention_width`: layers x query heads x head size.
+    `head_itemsize`: of the head and the routers, 0 for the same. `kv_token_bytes`: K and V of one token in the layers
+    without a window. `attention_width`: of these layers, the sum of query heads x head size. `windows`: other layers.
     """
 
     layer_weights: int
@@ -75,6 +108,7 @@ class ModelCost:
     expert_weights: int = 0
     router_weights: int = 0
     experts: ExpertChoice | None = None
+    windows: tuple[WindowCost, ...] = ()
 
     @classmethod
     def of(
@@ -90,13 +124,10 @@ class ModelCost:
         head.
 
         The embedding is not counted, as a step reads only a few rows of it; nor are scales. Raises
-        `UnsupportedModelError` for sliding windows, as every token is counted as visible to all later ones, and for
-        layers with states.
+        `UnsupportedModelError` for layers with states.
         """
         if spec.deltas:
             raise UnsupportedModelError("what a step with recurrent states must read is not counted")
-        if spec.windows:
-            raise UnsupportedModelError("what a step with sliding windows must read is not counted")
         q_width = sum(layer.heads * layer.head_dim for layer in spec.attention)
         kv_width = sum(layer.kv_heads * layer.head_dim for layer in spec.attention)
         attention = spec.hidden_size * 2 * (q_width + kv_width)
@@ -107,30 +138,47 @@ class ModelCost:
             choice = ExpertChoice(spec.experts.count, spec.experts.top_k)
             router = spec.expert_layers * spec.hidden_size * choice.count
             expert = spec.expert_layers * 3 * spec.hidden_size * spec.experts.width
+        kv_itemsize = kv_itemsize or itemsize
+        by_window: dict[int | None, list[AttentionSpec]] = {None: []}
+        for layer in spec.attention:
+            by_window.setdefault(layer.window, []).append(layer)
+        full, *windows = (
+            WindowCost(window or 0, _kv_token_bytes(alike, kv_itemsize), _attention_width(alike))
+            for window, alike in by_window.items()
+        )
         return cls(
             layer_weights=layers,
             head_weights=spec.hidden_size * spec.vocab_size,
             weight_itemsize=layer_itemsize or itemsize,
-            kv_token_bytes=2 * kv_width * (kv_itemsize or itemsize),
-            attention_width=q_width,
+            kv_token_bytes=full.kv_token_bytes,
+            attention_width=full.attention_width,
             head_itemsize=head_itemsize or itemsize,
             expert_weights=expert,
             router_weights=router,
             experts=choice,
+            windows=tuple(windows),
         )
 
-    def work(self, chunks: Iterable[Chunk]) -> Work:
-        """Return the work of one step. A chunk reads its context's K/V once; position p attends to p + 1 tokens."""
-        tokens = logits = kv_tokens = attended = 0
-        for start, count, wanted in chunks:
-            tokens += count
-            logits += wanted
-            kv_tokens += start + 2 * count
-            attended += count * start + count * (count + 1) // 2
-        return self.counted(tokens, logits, kv_tokens, attended)
+    @property
+    def whole_kv_token_bytes(self) -> int:
+        """K and V of one token in all layers."""
+        return self.kv_token_bytes + sum(layers.kv_token_bytes for layers in self.windows)
 
-    def counted(self, tokens: int, logits: int, kv_tokens: int, attended: int) -> Work:
-        """Return the work from sums over chunks: tokens whose K/V is read or written, pairs of query and key.
+    def work(self, chunks: Iterable[Chunk]) -> Work:
+        """Return the work of one step. A chunk reads its context's K/V once; position p attends to p + 1 tokens, or to
+        those of its window.
+        """
+        chunks = list(chunks)
+        tokens, logits = sum(chunk.count for chunk in chunks), sum(chunk.logits for chunk in chunks)
+        return self.counted(tokens, logits, [_seen(chunks, window) for window in self.kinds])
+
+    @property
+    def kinds(self) -> tuple[int | None, ...]:
+        """Windows of the layers, one for each `Seen` that `counted` takes: None, then those of `windows`."""
+        return (None, *(layers.window for layers in self.windows))
+
+    def counted(self, tokens: int, logits: int, seen: Sequence[Seen] = ()) -> Work:
+        """Return the work from sums over chunks. seen: one for each of `kinds`; without any, attention is left out.
 
         Assumes that tokens select experts independently and uniformly.
         """
@@ -145,12 +193,30 @@ class ModelCost:
             expert_bytes = self.expert_weights * self.weight_itemsize * self.experts.read(tokens)
             expert_flops = 2.0 * self.expert_weights * self.experts.top_k * tokens
         others = (self.layer_weights + self.router_weights) * tokens + self.head_weights * logits
+        kinds: list[ModelCost | WindowCost] = [self, *self.windows]
+        alike = list(zip(seen, kinds, strict=True)) if seen else []
         return Work(
             tokens,
             read + expert_bytes,
-            float(kv_tokens * self.kv_token_bytes),
+            float(sum(part.kv_tokens * layers.kv_token_bytes for part, layers in alike)),
             2.0 * others + expert_flops,
-            4.0 * self.attention_width * attended,
+            4.0 * sum(part.attended * layers.attention_width for part, layers in alike),
             expert_bytes,
             expert_flops,
         )
+
+
+def _kv_token_bytes(layers: Sequence[AttentionSpec], itemsize: int) -> int:
+    return 2 * itemsize * sum(layer.kv_heads * layer.head_dim for layer in layers)
+
+
+def _attention_width(layers: Sequence[AttentionSpec]) -> int:
+    return sum(layer.heads * layer.head_dim for layer in layers)
+
+
+def _seen(chunks: Sequence[Chunk], window: int | None) -> Seen:
+    kv_tokens = attended = 0
+    for start, count, _ in chunks:
+        kv_tokens += (start if window is None else min(start, window - 1)) + 2 * count
+        attended += sum_of_contexts(start, count, window) + count
+    return Seen(kv_tokens, attended)

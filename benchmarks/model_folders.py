@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.gpu_rows import MODELS
 from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import ModelConfig
+from roseinfer.models.config import read_model_spec
 
 END = "<|endoftext|>"
 # As in the config.json of Qwen/Qwen3-8B-FP8.
@@ -66,7 +67,7 @@ def write_folder(name: str, out: Path) -> Path:
     if MODELS[name].fp8_blocks:
         config["quantization_config"] = FP8_BLOCKS
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    make_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    make_tokenizer(read_model_spec(folder).vocab_size).save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(named) + "\n")
     return folder

@@ -77,4 +77,5 @@ def summarise(name: str, measured: dict[int, list[BatchTimes]]) -> list[dict[str
 
 
 def vocab_size(config: ModelConfig) -> int:
-    return int(text_fields(read_config(model_folder(config)))["vocab_size"])
+    """Return the number of ids that prompts may have: the tokenizer's if the model's config leaves it to a default."""
+    return int(text_fields(read_config(model_folder(config))).get("vocab_size") or load_tokenizer(config).vocab_size)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import bounds, gpu_result, gpu_rows, gpu_table, model_folders, report
 from roseinfer.bench.config import OpenLoopConfig
+from roseinfer.models.config import read_model_spec
 from roseinfer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.long
@@ -70,13 +71,13 @@ def test_rows_as_the_client_takes_them(modules):
     assert same65.load() == OpenLoopConfig(num=512, cycle="65", out_len=2, procs=8, same_prompt=True, seed=1)
     assert same65.flags(1000)[-2:] == ["--seed", "1001"] and same65.flags(1000).count("--seed") == 1
     keys = [row.key for row in modules["rows"].ROWS]
-    assert len(keys) == len(set(keys)) == 35
+    assert len(keys) == len(set(keys)) == 39
     ordered = bounds.chosen(["qwen3-8b-fp8", "gpt2"], ["seq1", "hol"])
     assert [row.key for row in ordered] == ["qwen3-8b-fp8 seq1", "gpt2 seq1", "gpt2 hol"]
     draws = {
         repr([(f.name, getattr(row.load(), f.name)) for f in fields(OpenLoopConfig)]) for row in modules["rows"].ROWS
     }
-    assert len(draws) == 9, "all of Qwen3 share their workloads"
+    assert len(draws) == 9, "large models share their workloads"
 
 
 def test_gain_and_reached(modules):
@@ -85,6 +86,14 @@ def test_gain_and_reached(modules):
     assert gain("tpot_p50_ms", 1.0, 0.0) is None and gain("output_tok_s", None, 1.0) is None
     assert reached("output_tok_s", 2, 2) and not reached("output_tok_s", 1.9, 2)
     assert reached("itl_p99_ms", 2, 2) and not reached("itl_p99_ms", 2.1, 2) and not reached("itl_p99_ms", None, 2)
+
+
+def test_a_vocabulary_that_the_config_leaves_to_a_default(modules, tmp_path, monkeypatch):
+    made = []
+    make = modules["folders"].make_tokenizer
+    monkeypatch.setattr(modules["folders"], "make_tokenizer", lambda size: made.append(size) or make(300))
+    folder = modules["folders"].write_folder("gemma-3-27b", tmp_path)
+    assert made == [262_208] and read_model_spec(folder).num_layers == 62
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3-0.6b"])

@@ -2,11 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
-from benchmarks.model_cost import Chunk, ModelCost, Work
+from benchmarks.model_cost import Chunk, ModelCost, WindowCost, Work
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.spec import ExpertsSpec, ModelSpec, NormSpec, uniform_layers
 
 HEADS = AttentionSpec(heads=4, kv_heads=2, head_dim=3, scale=1.0)
@@ -56,10 +53,16 @@ def test_routers_and_the_head_keep_their_width_beside_codes() -> None:
     assert ModelCost.of(GATED, 4, layer_itemsize=1, head_itemsize=1).work([Chunk(0, 1)]).weight_bytes == 1344 + 80
 
 
-def test_windows_are_refused():
-    windowed = replace(GATED, layers=uniform_layers(2, HEADS, None, windows=(None, 16)))
-    with pytest.raises(UnsupportedModelError, match="windows"):
-        ModelCost.of(windowed, 2)
+def test_layers_with_windows():
+    whole = ModelCost.of(GATED, 2)
+    cost = ModelCost.of(replace(GATED, layers=uniform_layers(2, HEADS, None, windows=(None, 4))), 2)
+    assert cost.kinds == (None, 4) and cost.whole_kv_token_bytes == whole.kv_token_bytes == 2 * cost.kv_token_bytes
+    assert cost.windows == (WindowCost(4, cost.kv_token_bytes, cost.attention_width),)
+    # Within the window all is the same. The query at position 6 sees 4 of 7 tokens; those at 2, 3 and 4 see 3, 4 and 4.
+    assert cost.work([Chunk(1, 3), Chunk(0, 2)]) == whole.work([Chunk(1, 3), Chunk(0, 2)])
+    work = cost.work([Chunk(6, 1), Chunk(2, 3, 0)])
+    assert work.kv_bytes == cost.kv_token_bytes * ((7 + 1 + 5 + 3) + (4 + 1 + 5 + 3))
+    assert work.attention_flops == 4 * cost.attention_width * ((7 + 12) + (4 + 11))
 
 
 def test_a_step():
