@@ -7,7 +7,7 @@ from roseinfer.core.config.engine import check_block_size
 from roseinfer.core.config.option import check_positive, option, positive_numbers
 from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.runner import ExpertChoice, WindowPool
+from roseinfer.core.runner import ExpertChoice, StatePool, WindowPool
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.params import CostParams
@@ -167,17 +167,22 @@ class CostConfig:
         "further KV groups, as tokens of the window:blocks, for layers that see a window only",
         metavar="WINDOW:BLOCKS,...",
     )
+    state_slots: int | None = option(
+        None, "slots for the recurrent states of running requests and for snapshots; default: the model has none"
+    )
+    state_us: float = option(0.0, "microseconds to read and write one recurrent state, in addition to row_us")
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
     def __post_init__(self) -> None:
-        for name in (*CONSTANTS, "load_us", "store_us", "noise"):
+        for name in (*CONSTANTS, "load_us", "store_us", "noise", "state_us"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must not be negative, got {value}")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0, since time would not advance")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")
+        check_positive(self, "state_slots")
         self._check_experts()
         check_block_size(self.block_size)
         if self.num_host_blocks < 0:
@@ -189,6 +194,10 @@ class CostConfig:
                 "num_host_blocks and kv_windows exclude each other: host memory holds blocks of all layers"
             )
         self._window_pools()
+        if self.state_us and self.state_slots is None:
+            raise ConfigError("state_us needs state_slots, the number of slots for states")
+        if self.num_host_blocks and self.state_slots is not None:
+            raise ConfigError("num_host_blocks and state_slots exclude each other: states are not in host memory")
 
     def _window_pools(self) -> tuple[WindowPool, ...]:
         pools = []
@@ -217,7 +226,7 @@ class CostConfig:
         params = self._constants if self.cost is None else read_cost(self.cost)
         load_s = params.load_s if self.load_us is None else self.load_us * 1e-6
         store_s = params.store_s if self.store_us is None else self.store_us * 1e-6
-        return replace(params, load_s=load_s, store_s=store_s)
+        return replace(params, load_s=load_s, store_s=store_s, row_s=params.row_s + self.state_us * 1e-6)
 
     @property
     def _constants(self) -> CostParams:
@@ -246,6 +255,8 @@ class CostConfig:
             num_kv_blocks=self.num_kv_blocks,
             num_host_blocks=self.num_host_blocks,
             windows=self._window_pools(),
+            states=None if self.state_slots is None else StatePool(self.state_slots, 0),
+            state_s=self.state_us * 1e-6,
             block_size=self.block_size,
             prefix_caching=self.enable_prefix_caching,
         )

@@ -159,6 +159,7 @@ class SimulatedEngine:
             prefix_caching=machine.prefix_caching,
             num_host_blocks=machine.num_host_blocks,
             windows=machine.windows,
+            states=machine.states,
             step_tokens=limits.max_tokens,
         )
         belief = machine.belief

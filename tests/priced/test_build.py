@@ -55,6 +55,26 @@ def test_grammars_are_obeyed(cost: str) -> None:
     assert re.fullmatch(r"\[[0-9]{2,9}(,[0-9]+)*\]", output.text)
 
 
+def test_prefixes_are_found_where_a_state_was_kept(cost: str, tmp_path: Path) -> None:
+    record = tmp_path / "run.jsonl"
+    with LLM(device="priced", cost=cost, state_slots=8, record=str(record)) as llm:
+        messages = [{"role": "user", "content": "Hello there. " * 20}]
+        found = [llm.chat(messages, SamplingParams(max_tokens=70, ignore_eos=True))[0] for _ in range(2)]
+        (first, second) = (answer.num_cached_tokens for answer in found)
+        assert first == 0 and len(found[0].prompt_token_ids) - 17 <= second < len(found[0].prompt_token_ids)
+        states = llm.engine.core.stats().states
+        assert states is not None and states.slots_total == 8 and states.snapshots > 0
+    recording = read_recording(str(record))
+    again = replay(recording)
+    assert [rows for rows in again.plans if rows] == [turn.rows for turn in recording.turns if turn.rows]
+
+
+@pytest.mark.parametrize("options", [{"speculation": "ngram"}, {"kv_offloading_size": 1}], ids=str)
+def test_options_that_states_exclude_are_refused_by_name(cost: str, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        LLM(device="priced", cost=cost, state_slots=8, **options)
+
+
 def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:
     file, record = tmp_path / "cost.json", tmp_path / "run.jsonl"
     costs = CostParams(1e-3, 1e-6, 0.0, 1e-6, 0.0, expert_s=2e-5, experts=ExpertChoice(64, 4))

@@ -224,12 +224,16 @@ class PricedConfig:
     mean_output_len: float = option(
         128.0, "device priced: mean tokens of outputs that nothing else ends, drawn from seed and prompt"
     )
+    state_slots: int | None = option(
+        None, "device priced: slots for recurrent states of requests and snapshots; default: the model has none"
+    )
 
     def __post_init__(self) -> None:
         if not (isfinite(self.noise) and self.noise >= 0):
             raise ConfigError(f"noise must not be negative, got {self.noise}")
         if not (isfinite(self.mean_output_len) and self.mean_output_len >= 1):
             raise ConfigError(f"mean_output_len must be 1 or more, got {self.mean_output_len}")
+        check_positive(self, "state_slots")
         _ = self.slow_list
 
     @property
