@@ -21,6 +21,7 @@ from roseinfer.engine.api import StepRecord
 from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbeat, Outputs, Ready
 from roseinfer.engine.pooling import pooling_prompt
 from tests.helpers.engine_info import engine_info
+from tests.helpers.writing import framing
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_what_constrains_an_output() -> None:
     thinking = Thinking(inside=True, begin=(7,), end=(8, 9), budget=3, last_words=(5, 8, 9))
     triggers = (Trigger(grammar="start: /b/", token_id=4), Trigger(grammar="start: /c/", text="<f>", at_start=True))
     spec = GuideSpec(grammar="start: /é/", triggers=triggers, ends_after=2, banned=(1,), thinking=thinking)
-    for guide in (None, GuideSpec(), spec):
+    for guide in (None, GuideSpec(), spec, GuideSpec(framing=framing(budget=3), grammar="start: /d/")):
         sent = Add("a", Prompt([1], SequenceParams(), guide=guide))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ClientMessage) == sent
 

@@ -23,7 +23,7 @@ from tests.helpers.engines import Collected, add, assert_empty, gather, make_cor
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides
 from tests.helpers.tokenizers import EOS_ID
-from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, VOCAB, Writing, grammar_guides
+from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, VOCAB, Writing, framing, grammar_guides
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8, 4, 17, 21]
 OUTPUTS = 14
@@ -301,6 +301,34 @@ WRITTEN: dict[str, tuple[dict[str, object], list[int]]] = {
     "budget in parts": (
         {"triggers": (Trigger(grammar=BODY, token_id=CALL),), "thinking": THOUGHTS},
         [*b"a", THINK, *b"bc", THOUGHT, *b"d", CALL, *b"{e}", THINK, *b"xso", THOUGHT, *b"f"],
+    ),
+    "messages": (
+        {"framing": framing()},
+        [
+            *b"#t",
+            CALL,
+            *b"a{#t",
+            CALL,
+            *b"b",
+            THOUGHT,
+            THINK,
+            *b"a#f",
+            CALL,
+            *b"c",
+            THOUGHT,
+            THINK,
+            *b"a#c",
+            CALL,
+            *b"{d}",
+        ],
+    ),
+    "answer in messages": (
+        {"framing": framing(must_answer=True, budget=2), "grammar": BODY},
+        [*b"#t", CALL, *b"wlso", THOUGHT, THINK, *b"a#f", CALL, *b"{a}"],
+    ),
+    "triggers in messages": (
+        {"framing": framing(), "triggers": (Trigger(grammar=DEAD_END, token_id=CALL),), "ends_after": 2},
+        [*b"#f", CALL, CALL, *b"ab", CALL, *b"a"],
     ),
     "banned": ({"grammar": OPEN_ENDED, "banned": (ord("b"),), "thinking": THOUGHTS}, [THINK, *b"a", THOUGHT, *b"xac"]),
 }

@@ -22,7 +22,7 @@ from tests.equivalence.runs import CUDA, PROMPTS, SETTINGS, start
 from tests.helpers.drafters import Oracle, UncheckedDrafts, every_draft_of
 from tests.helpers.engines import Collected, gather
 from tests.helpers.tokenizers import EOS_ID
-from tests.helpers.writing import CALL, THINK, THOUGHT, TOKENIZER
+from tests.helpers.writing import CALL, THINK, THOUGHT, TOKENIZER, framing
 
 TOKENS = GrammarTokens.of(TOKENIZER, VOCAB, (EOS_ID,))
 OBJECT = r'start: "{" pair ("," pair)* "}"' + "\n" + r'pair: "name" ":" /[a-z]{1,4}/ | "number" ":" /[0-9]+/'
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[GuideSpec, dict[str, Any]]] = {
     "short": (GuideSpec(grammar=OBJECT), {"temperature": 1.0, "top_p": 0.9, "min_tokens": 12}),
     "block": (GuideSpec(grammar='start: ("ab" | "ac" | "b")*'), {"temperature": 0.8, "frequency_penalty": 0.6}),
     "head": (GuideSpec(triggers=TRIGGERS, ends_after=2), {"temperature": 1.0}),
-    "branch": (GuideSpec(triggers=TRIGGERS), {"temperature": 1.2, "top_k": 20}),
+    "branch": (GuideSpec(framing=framing(budget=9), triggers=TRIGGERS), {"temperature": 1.2, "top_k": 20}),
     "longer": (
         GuideSpec(
             grammar=OBJECT,
