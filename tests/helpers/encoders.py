@@ -49,6 +49,10 @@ _GEMMA = {
     "use_bidirectional_attention": True,
     "pad_token_id": 0,
 }
+_SCALED_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 _BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
 
 ENCODERS: dict[str, Kind] = {
@@ -60,7 +64,11 @@ ENCODERS: dict[str, Kind] = {
     "modernbert": ("ModernBertConfig", "ModernBertModel", _MODERNBERT),
     "modernbert-biases": ("ModernBertConfig", "ModernBertModel", {**_MODERNBERT, **_BIASES}),
     "gemma3": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA),
-    "gemma3-groups": ("Gemma3TextConfig", "Gemma3TextModel", {**_GEMMA, "num_key_value_heads": 2}),
+    "gemma3-groups": (
+        "Gemma3TextConfig",
+        "Gemma3TextModel",
+        {**_GEMMA, "num_key_value_heads": 2, "rope_parameters": _SCALED_ROPE},
+    ),
     "modernbert-masked": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERNBERT),
 }
 RERANKERS: dict[str, Kind] = {

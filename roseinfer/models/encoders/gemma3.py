@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from roseinfer.attention.heads import HeadNorms, HeadTransform
-from roseinfer.attention.rope import Rotary, default_frequencies
+from roseinfer.attention.rope import Rotary
+from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import VocabEmbedding
 from roseinfer.layers.feed_forward import FeedForward
@@ -16,22 +17,23 @@ from roseinfer.layers.linear import Linear, Split, normed
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.models.encoders.attention import RowAttention
 from roseinfer.models.encoders.base import EncoderNetwork, PackedRows
-from roseinfer.models.encoders.config_fields import check_rotated, read_local_layers, read_shape, read_thetas
+from roseinfer.models.encoders.config_fields import read_shape
 from roseinfer.models.encoders.spec import EncoderSpec
+from roseinfer.models.families.gemma3 import read_attention, read_ropes, read_types
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL, SLIDING
 from roseinfer.quant.base import Build, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Spec(EncoderSpec):
-    """Options of Gemma 3: those of `ModernBertSpec` of the same names, and `scale` of the scores of attention."""
+    """Options of Gemma 3: `local` and `reach` as in `ModernBertSpec`, and the rotation of each kind of layer."""
 
-    kv_heads: int
-    scale: float
+    attention: AttentionSpec
     local: tuple[bool, ...]
     reach: int
-    full_theta: float
-    local_theta: float
+    full_rope: RopeSpec
+    local_rope: RopeSpec
 
 
 # --- config ----------------------------------------------------------------------------------------------------------
@@ -41,25 +43,20 @@ def read_spec(fields: ConfigFields, architecture: str) -> Gemma3Spec:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.only(key)
     fields.only("attention_bias", False)
+    attention = read_attention(fields)
     shape = read_shape(fields, architecture, "hidden_activation", "gelu_pytorch_tanh")
-    head_dim, kv_heads = fields.integer("head_dim", 256), fields.integer("num_key_value_heads", 4)
-    check_rotated(fields, "head_dim", head_dim)
-    if shape["num_heads"] % kv_heads:
-        fields.refuse("num_key_value_heads", kv_heads, f"it does not divide num_attention_heads = {shape['num_heads']}")
-    every = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
-    full_theta, local_theta = read_thetas(fields, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))
+    window, ropes = fields.integer("sliding_window", 4096), read_ropes(fields, attention.head_dim)
     return Gemma3Spec(
-        **{**shape, "head_dim": head_dim},
-        max_length=fields.integer("max_position_embeddings", 131072),
+        **{**shape, "head_dim": attention.head_dim},
+        max_length=fields.integer("max_position_embeddings"),
         token_types=1,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         head=None,
-        kv_heads=kv_heads,
-        scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        local=read_local_layers(fields, [(layer + 1) % every != 0 for layer in range(shape["num_layers"])]),
-        reach=fields.integer("sliding_window", 4096) // 2,
-        full_theta=full_theta,
-        local_theta=local_theta,
+        attention=attention,
+        local=tuple(kind == SLIDING for kind in read_types(fields, window)),
+        reach=window // 2,
+        full_rope=ropes[FULL],
+        local_rope=ropes[SLIDING],
     )
 
 
@@ -78,8 +75,8 @@ class Gemma3:
         # transformers rounds it to the dtype of the embedding.
         self._multiplier = torch.tensor(spec.hidden_size**0.5, dtype=build.dtype).item()
         rotary = {
-            local: Rotary(default_frequencies(spec.head_dim, theta).to(build.device), spec.max_length)
-            for local, theta in ((False, spec.full_theta), (True, spec.local_theta))
+            local: Rotary.of(rope, spec.head_dim, spec.max_length, build.device)
+            for local, rope in ((False, spec.full_rope), (True, spec.local_rope))
         }
         self._blocks = [Gemma3Block(spec, rotary[local], local) for local in spec.local]
         self._norm = new_norm(spec)
@@ -106,12 +103,11 @@ class Gemma3Block:
     """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
 
     def __init__(self, spec: Gemma3Spec, rotary: Rotary, local: bool) -> None:
-        hidden, heads, kv_heads = spec.hidden_size, spec.num_heads, spec.kv_heads
-        attention = AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=spec.head_dim, scale=spec.scale)
+        hidden, attention = spec.hidden_size, spec.attention
         self._heads = HeadTransform(attention, rotary=rotary)
         self._reach = spec.reach if local else None
         self._eps = spec.norm_eps
-        q, kv = heads * spec.head_dim, kv_heads * spec.head_dim
+        q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
         self._qkv = Linear(hidden, q, kv, kv, split=Split.OUTPUTS)
         self._out = Linear(q, hidden, split=Split.INPUTS)
         self._feed_forward = FeedForward(hidden, spec.intermediate_size, spec.activation)

@@ -5,10 +5,12 @@ Five of six layers have a window, and rotate by another theta.
 
 from dataclasses import replace
 
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.decoder_config import ACTIVATIONS, optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
-from roseinfer.models.layer_types import read_layers, repeated_types
+from roseinfer.models.layer_types import read_layer_types, read_layers, repeated_types
 from roseinfer.models.rope_config import read_layer_ropes
 from roseinfer.models.spec import VISION_TOWER, ModelSpec, NormSpec
 from roseinfer.models.text_config import read_text_config
@@ -37,18 +39,30 @@ _VISION = (
 )
 
 
-def read_gemma3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_attention(fields: ConfigFields) -> AttentionSpec:
+    """Return heads and scale, without a window. Fields that are read later have transformers' defaults from now on."""
     fields.assume(**_DEFAULTS)
+    return read_heads(fields, scale=fields.number("query_pre_attn_scalar") ** -0.5)
+
+
+def read_types(fields: ConfigFields, window: int | None) -> list[str]:
+    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
+    return read_layer_types(fields, repeated_types(fields, pattern), window)
+
+
+def read_ropes(fields: ConfigFields, head_dim: int) -> dict[str, RopeSpec]:
+    """Return the rotation of each type of layer."""
+    return read_layer_ropes(fields, head_dim, full=("rope_theta", 1e6), sliding=("rope_local_base_freq", 1e4))
+
+
+def read_gemma3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    attention = read_attention(fields)
+    ropes = read_ropes(fields, attention.head_dim)
     fields.ignore("cache_implementation")
     fields.only("attn_logit_softcapping", hint="no attention backend caps scores")
     fields.only("use_bidirectional_attention", False, hint="such models are encoders")
     window = optional_integer(fields, "sliding_window", 4096)
-    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
-    attention = read_heads(fields, scale=fields.number("query_pre_attn_scalar") ** -0.5)
-    ropes = read_layer_ropes(
-        fields, attention.head_dim, full=("rope_theta", 1e6), sliding=("rope_local_base_freq", 1e4)
-    )
-    types = repeated_types(fields, pattern)
+    types = read_types(fields, window)
     bias = fields.flag("attention_bias", False)
     capped = fields.get("final_logit_softcapping") is not None
     return read_decoder(

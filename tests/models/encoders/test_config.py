@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.encoders.bert import BertSpec
 from roseinfer.models.encoders.gemma3 import Gemma3Spec
@@ -232,8 +234,9 @@ def test_both_spellings_of_modernbert(tmp_path: Path) -> None:
 def test_embedding_gemma(tmp_path: Path) -> None:
     spec = read(tmp_path, EMBEDDING_GEMMA)
     assert isinstance(spec, Gemma3Spec)
-    assert (spec.head_dim, spec.kv_heads, spec.scale, spec.max_length) == (256, 1, 1 / 16, 2048)
-    assert (spec.reach, spec.full_theta, spec.local_theta, spec.activation) == (256, 1e6, 1e4, "gelu_tanh")
+    assert spec.attention == AttentionSpec(heads=3, kv_heads=1, head_dim=256, scale=1 / 16)
+    assert (spec.head_dim, spec.max_length, spec.reach, spec.activation) == (256, 2048, 256, "gelu_tanh")
+    assert (spec.full_rope, spec.local_rope) == (RopeSpec(theta=1e6), RopeSpec(theta=1e4))
     assert spec.local == tuple(layer % 6 != 5 for layer in range(24))
     del (without := dict(EMBEDDING_GEMMA))["layer_types"]
     assert read(tmp_path, without) == spec
