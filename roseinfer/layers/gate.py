@@ -1,4 +1,4 @@
-"""Gate between a part of a layer and its output projection."""
+"""Gates by a sigmoid: of a part of a layer before its output projection, and of a part's result."""
 
 import torch
 
@@ -12,3 +12,12 @@ def sigmoid_gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
         return multiply_by_sigmoid(x, gate)
     return x.mul_(gate.sigmoid())
+
+
+def add_gated(total: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return total + sigmoid(gate) * x [T, N], which overwrites `total`. gate: [T, 1]."""
+    if has_triton(x.device):
+        from roseinfer.kernels.linear.activation import add_times_sigmoid
+
+        return add_times_sigmoid(total, x, gate)
+    return total.addcmul_(x, gate.sigmoid())

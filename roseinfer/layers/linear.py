@@ -14,6 +14,7 @@ import torch
 
 from roseinfer.parallel.group import RankGroup, Share, partial_residual, share_of, sum_partials
 from roseinfer.quant.base import Epilogue, Matmul, Norm, WeightPiece, WeightSource
+from roseinfer.quant.plain import PlainFormat
 
 
 class Split(Enum):
@@ -27,8 +28,9 @@ class Split(Enum):
 class StackedOutput:
     """One of a layer's stacked matrices, `width` outputs wide, which are split into units.
 
-    repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads). stripe: (i, n) if
-    the checkpoint's matrix holds n such outputs, whose units alternate, and this is number i of them.
+    repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads). stripe: (first,
+    period) if each of the output's units begins `first` rows after a multiple of `period` in the checkpoint's matrix,
+    which holds units of other outputs between them.
     """
 
     width: int
@@ -42,7 +44,8 @@ class Linear:
 
     outs: widths of the checkpoint's matrices that are stacked here (q, k, v; gate, up; or just one). gated: the two
     `outs` are gate and up, and the result is activation(gate) * up [T, sum(outs) / 2]. unit: multiple at which inputs
-    may be split. The result may overwrite a residual [T, sum(outs)].
+    may be split. quantised: False for a small weight that stays in the model's dtype, whatever the format. The result
+    may overwrite a residual [T, sum(outs)].
     """
 
     matmul: Matmul
@@ -56,12 +59,14 @@ class Linear:
         bias: bool = False,
         activation: str | None = None,
         gated: bool = False,
+        quantised: bool = True,
     ) -> None:
         self._in = StackedOutput(in_features, unit)
         self._outs = tuple(StackedOutput(out) if isinstance(out, int) else out for out in outs)
         self.split = split
         self._epilogue = Epilogue(activation, gated)
         self._bias = bias
+        self._quantised = quantised
         self._partial_in: RankGroup | None = None  # the group that sums partial results
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
@@ -80,7 +85,8 @@ class Linear:
             for name in names:
                 source.skip(f"{name}.bias")
         pieces = self._pieces(group, names, transposed, here)
-        self.matmul = source.build.weight_format.load(source, pieces, self._epilogue)
+        weights = source.build.weight_format if self._quantised else PlainFormat()
+        self.matmul = weights.load(source, pieces, self._epilogue)
 
     def _pieces(self, group: RankGroup, names: tuple[str, ...], transposed: bool, bias: bool) -> list[WeightPiece]:
         ins = Share(0, self._in.width, self._in.width)
@@ -112,8 +118,7 @@ class Linear:
 def _rows_of(outs: Sequence[tuple[StackedOutput, Share]]) -> list[Share]:
     """Return the rows of one checkpoint matrix that hold these outputs and no others, in their order."""
     if outs[0][0].stripe is not None:
-        assert len(outs) == 1, "outputs whose units alternate are not stacked as well"
-        return _stripe_rows(*outs[0])
+        return [rows for out, share in outs for rows in _stripe_rows(out, share)]
     whole = sum(share.whole for _, share in outs)
     if all(share.is_all for _, share in outs):
         return [Share(0, whole, whole)]
@@ -126,9 +131,10 @@ def _rows_of(outs: Sequence[tuple[StackedOutput, Share]]) -> list[Share]:
 
 def _stripe_rows(out: StackedOutput, share: Share) -> list[Share]:
     assert out.stripe is not None
-    number, count = out.stripe
+    first, period = out.stripe
     units = range(share.start // out.unit, (share.start + share.width) // out.unit)
-    return [Share((unit * count + number) * out.unit, out.unit, share.whole * count) for unit in units]
+    whole = share.whole // out.unit * period
+    return [Share(unit * period + first, out.unit, whole) for unit in units]
 
 
 def normed(linear: Linear, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from roseinfer.layers.feed_forward import FeedForward
 from roseinfer.layers.gate import sigmoid_gated
 from roseinfer.layers.linear import Linear, Split, StackedOutput, normed
 from roseinfer.layers.norm import LayerNorm, RMSNorm
+from roseinfer.layers.shared_expert import SharedExperts
 from roseinfer.models.families.family import TensorNames
 from roseinfer.models.linear_attention import LinearAttention
 from roseinfer.models.projection_norm import load_projection_norm
@@ -66,7 +67,7 @@ class DecoderBlock:
 
     def __init__(self, spec: ModelSpec, names: TensorNames, layer: int, rotary: Rotary | None) -> None:
         self._names = names
-        self._attention = _mixer(spec, layer, rotary)
+        self._attention = _mixer(spec, names, layer, rotary)
         self._feed_forward = _feed_forward(spec, layer)
         self._before_attention = None if names.before_attention is None else make_norm(spec)
         self._before_mlp = None if names.before_mlp is None else make_norm(spec)
@@ -91,7 +92,7 @@ class DecoderBlock:
             if norm is not None:
                 norm.load(source, f"{prefix}.{name}")
         self._attention.load(source, names, prefix)
-        if isinstance(self._feed_forward, RoutedExperts):
+        if not isinstance(self._feed_forward, FeedForward):
             assert names.experts is not None, "the family names no experts"
             self._feed_forward.load(source, names.experts.under(prefix))
         else:
@@ -134,29 +135,29 @@ def make_block(spec: ModelSpec, names: TensorNames, layer: int, rotary: Rotary |
     return (DecoderBlock if plain else ScaledBlock)(spec, names, layer, rotary)
 
 
-def _mixer(spec: ModelSpec, layer: int, rotary: Rotary | None) -> Mixer:
+def _mixer(spec: ModelSpec, names: TensorNames, layer: int, rotary: Rotary | None) -> Mixer:
     if spec.layers[layer].attention is None:
-        return LinearAttention(spec, layer)
+        assert names.delta is not None, "the family names no linear attention"
+        return LinearAttention(spec, names.delta, layer)
     return SelfAttention(spec, spec.index_in_kind(layer), rotary)
 
 
-def _feed_forward(spec: ModelSpec, layer: int) -> "FeedForward | RoutedExperts":
+def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | RoutedExperts | SharedExperts:
     experts = spec.experts
     if experts is None or layer in experts.dense_layers:
         return FeedForward(
             spec.hidden_size, spec.intermediate_size, spec.activation, gated=spec.gated, bias=spec.mlp_bias
         )
-    return RoutedExperts(
-        ExpertShape(
-            count=experts.count,
-            top_k=experts.top_k,
-            hidden=spec.hidden_size,
-            width=experts.width,
-            renormalise=experts.renormalise,
-            activation=experts.activation or spec.activation,
-            bias=experts.bias,
-        )
+    shape = ExpertShape(
+        count=experts.count,
+        top_k=experts.top_k,
+        hidden=spec.hidden_size,
+        width=experts.width,
+        renormalise=experts.renormalise,
+        activation=experts.activation or spec.activation,
+        bias=experts.bias,
     )
+    return RoutedExperts(shape) if experts.shared_width is None else SharedExperts(shape, experts.shared_width)
 
 
 class SelfAttention:
@@ -181,7 +182,8 @@ class SelfAttention:
         outs = [StackedOutput(q_width, unit), kv, kv]
         self._gated = spec.output_gate
         if self._gated:  # the checkpoint has each head's gate after its query
-            outs = [StackedOutput(q_width, unit, stripe=(0, 2)), kv, kv, StackedOutput(q_width, unit, stripe=(1, 2))]
+            queries, gates = (StackedOutput(q_width, unit, stripe=(first, 2 * unit)) for first in (0, unit))
+            outs = [queries, kv, kv, gates]
         self._qkv = Linear(inputs or spec.hidden_size, *outs, split=Split.OUTPUTS, bias=spec.qkv_bias)
         self._out = Linear(q_width, spec.hidden_size, split=Split.INPUTS, unit=unit, bias=spec.o_bias)
 

@@ -18,28 +18,27 @@ class LinearAttention:
 
     kv_scales = None
 
-    def __init__(self, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, spec: ModelSpec, names: DeltaNames, layer: int) -> None:
         delta = spec.layers[layer].delta
         assert delta is not None, "the layer has no linear attention"
         self._index = spec.index_in_kind(layer)
-        self._delta, self._eps = delta, spec.norm.eps
+        self._names, self._delta, self._eps = names, delta, spec.norm.eps
         self._layer: DeltaLayer
         self._held: DeltaSpec
         hidden = spec.hidden_size
-        keys = StackedOutput(delta.keys, delta.key_dim)
-        values = StackedOutput(delta.values, delta.group * delta.value_dim)
-        gates = StackedOutput(delta.value_heads, delta.group)
-        self._in = Linear(hidden, keys, keys, values, values, split=Split.OUTPUTS)
-        # A product of its own: checkpoints in FP8 leave its weight in 16 bits.
-        self._gates = Linear(hidden, gates, gates, split=Split.OUTPUTS)
+        stack = _by_key_head if names.by_key_head else _one_after_another
+        keys, values = (delta.keys, delta.key_dim), (delta.values, delta.group * delta.value_dim)
+        gates = stack([(delta.value_heads, delta.group)] * 2)
+        self._in = Linear(hidden, *stack([keys, keys, values, values]), split=Split.OUTPUTS)
+        # A product of its own, as checkpoints in FP8 leave its weight in 16 bits.
+        self._gates = Linear(hidden, *gates, split=Split.OUTPUTS, quantised=False)
         self._out = Linear(delta.values, hidden, split=Split.INPUTS, unit=delta.value_dim)
 
     def load(self, source: WeightSource, names: TensorNames, prefix: str) -> None:
         """Load all weights. Raise `ConfigError` for a group that cannot share the heads, and like
         `WeightSource.read`.
         """
-        assert names.delta is not None, "the family names no linear attention"
-        own = names.delta.under(prefix)
+        own = self._names.under(prefix)
         self._held = self._delta.held(source.build.group.size)
         self._in.load(source, own.qkv, own.qkv, own.qkv, own.z)
         self._gates.load(source, own.b, own.a)
@@ -83,3 +82,17 @@ class LinearAttention:
         mixed, z = normed(self._in, norm, x).split((self._held.channels, self._held.values), -1)
         projected = Projected(mixed, z, normed(self._gates, norm, x))
         return self._out(self._layer(self._index, projected, states), residual)
+
+
+def _one_after_another(outs: list[tuple[int, int]]) -> list[StackedOutput]:
+    """Return outputs of these widths and units."""
+    return [StackedOutput(width, unit) for width, unit in outs]
+
+
+def _by_key_head(outs: list[tuple[int, int]]) -> list[StackedOutput]:
+    """Return the same, of a matrix that has one unit of each output for the first key head, then for the second."""
+    period = sum(unit for _, unit in outs)
+    firsts = [sum(unit for _, unit in outs[:number]) for number in range(len(outs))]
+    return [
+        StackedOutput(width, unit, stripe=(first, period)) for (width, unit), first in zip(outs, firsts, strict=True)
+    ]

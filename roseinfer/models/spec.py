@@ -22,7 +22,8 @@ class ExpertsSpec:
     width: size of each expert's hidden layer. renormalise: divide the weights of the chosen experts by their sum. The
     weights come from a softmax over all experts. dense_layers: layers with one ordinary feed-forward network instead,
     in ascending order. activation: of a gated network, as in `Epilogue`; None for the model's. bias: the router and the
-    experts' matrices have biases.
+    experts' matrices have biases. shared_width: of the hidden layer of one more expert, which computes every token and
+    has a gate of its own; None without one.
     """
 
     count: int
@@ -32,6 +33,7 @@ class ExpertsSpec:
     dense_layers: tuple[int, ...] = ()
     activation: str | None = None
     bias: bool = False
+    shared_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

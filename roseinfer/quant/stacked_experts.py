@@ -16,7 +16,8 @@ class StackedExperts:
     """Source that adds the matrices and biases of a layer's experts by number, with gate and up apart.
 
     gpt-oss stores gate and up as [count, hidden, 2 * width] and down as [count, width, hidden], which are transposed,
-    or both as MXFP4, which is not. Row 2i of gate and up is row i of the gate, row 2i + 1 is row i of up.
+    or both as MXFP4, which is not. Row 2i of gate and up is row i of the gate, row 2i + 1 is row i of up. Qwen3.5
+    stores [count, 2 * width, hidden], the gate first, and [count, hidden, width].
     """
 
     def __init__(self, inner: WeightSource, shape: ExpertShape, names: ExpertNames) -> None:
@@ -67,7 +68,8 @@ class StackedExperts:
         stacked = self._stacked(part)
         whole = self._bias(stacked, number) if kind == "bias" else self._matrix(stacked, number)
         if part != _DOWN:
-            whole = whole[part::2]
+            width = self._shape.width
+            whole = whole[part * width : (part + 1) * width] if self._names.halves else whole[part::2]
         if shard is not None:
             whole = whole[tuple(slice(share.start, share.start + share.width) for share in shard)]
         into.copy_(whole)
@@ -104,6 +106,10 @@ class StackedExperts:
             rows, blocks = Share(0, outs, outs), Share(0, -(-ins // BLOCK_ELEMENTS), -(-ins // BLOCK_ELEMENTS))
             codes, scales = read_mxfp4(self._inner, stacked, one, rows, blocks)
             return widen_mxfp4(codes[0], scales[0], build.dtype)
+        if self._names.halves:
+            found = torch.empty(1, outs, ins, dtype=build.dtype, device=build.device)
+            self._inner.read(stacked, found, shard=(one, Share(0, outs, outs), Share(0, ins, ins)))
+            return found[0]
         found = torch.empty(1, ins, outs, dtype=build.dtype, device=build.device)
         self._inner.read(stacked, found, shard=(one, Share(0, ins, ins), Share(0, outs, outs)))
         return found[0].T

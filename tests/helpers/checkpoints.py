@@ -132,6 +132,15 @@ _QWEN3_5 = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "rope_parameters": {**_DEFAULT_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
 }
+_QWEN3_5_MOE = {
+    **_QWEN3_5,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
 FAMILIES: dict[str, Kind] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
     "gpt2-erf": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "activation_function": "gelu", "n_inner": 40}),
@@ -277,6 +286,12 @@ SHAPES: dict[str, Kind] = {
 # Families whose layers keep states.
 HYBRIDS: dict[str, Kind] = {
     "qwen3.5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN3_5),
+    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _QWEN3_5_MOE),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**_QWEN3_5_MOE, "norm_topk_prob": False, "mlp_only_layers": [2], "linear_num_value_heads": 4},
+    ),
     "qwen3.5-vision": (
         "Qwen3_5Config",
         "Qwen3_5ForConditionalGeneration",
@@ -287,7 +302,7 @@ HYBRIDS: dict[str, Kind] = {
     ),
 }
 # Of these, models with experts, which run in float32 on a CPU only.
-EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral", "gpt-oss")
+EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral", "gpt-oss", "qwen3.5-moe", "qwen3-next")
 
 
 def make_reference(name: str, **changes: Any) -> PreTrainedModel:

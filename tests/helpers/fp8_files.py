@@ -6,7 +6,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LAYERS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "in_proj_qkv",
+    "in_proj_z",
+    "out_proj",
+)
 Tensors = dict[str, torch.Tensor]
 Rounding = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

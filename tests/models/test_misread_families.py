@@ -60,6 +60,14 @@ def ropes_of_layer(index: int) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: changed_ropes(spec, lambda _: spec.layers[index].rope)
 
 
+def with_experts(**values: Any) -> Callable[[ModelSpec], ModelSpec]:
+    def change(spec: ModelSpec) -> ModelSpec:
+        assert spec.experts is not None
+        return replace(spec, experts=replace(spec.experts, **values))
+
+    return change
+
+
 def with_deltas(**values: int) -> Callable[[ModelSpec], ModelSpec]:
     def change(spec: ModelSpec) -> ModelSpec:
         layers = [
@@ -114,6 +122,8 @@ MISREAD: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "logits without a cap": ("gemma3", with_values(logit_cap=None)),
     "w for 1 + w, Qwen3.5": ("qwen3.5", with_norms(offset=0.0)),
     "whole heads rotated": ("qwen3.5", ropes_with(rotary_dim=None)),
+    "no shared expert": ("qwen3.5-moe", with_experts(shared_width=None)),
+    "weights of experts not renormalised": ("qwen3.5-moe", with_experts(renormalise=False)),
     "value heads in another order": ("qwen3.5", with_deltas(key_heads=1, key_dim=32)),
     "no biases": ("gemma3-vision", with_values(qkv_bias=False, o_bias=False)),
 }

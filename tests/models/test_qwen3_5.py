@@ -14,10 +14,13 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
-from roseinfer.models.spec import LayerSpec, ModelSpec
+from roseinfer.models.spec import ExpertsSpec, LayerSpec, ModelSpec
 from roseinfer.state.delta_spec import DeltaSpec
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.quant.test_fp8_checkpoints import MAKERS, in_floats, logits
+from tests.quant.test_fp8_checkpoints import load as load_fp8
+from tests.quant.test_fp8_checkpoints import make as make_fp8
 
 LINEAR, FULL = "linear_attention", "full_attention"
 TEXT_27B: dict[str, Any] = {
@@ -68,6 +71,47 @@ QWEN3_5_27B: dict[str, Any] = {
 }
 
 
+TEXT_35B = {
+    **{key: value for key, value in TEXT_27B.items() if key not in ("intermediate_size", "mlp_only_layers")},
+    "hidden_size": 2048,
+    "layer_types": [*[LINEAR] * 3, FULL] * 10,
+    "linear_num_value_heads": 32,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512,
+}
+QWEN3_5_35B = {
+    **QWEN3_5_27B,
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": TEXT_35B,
+}
+QWEN3_NEXT_80B = {
+    **{key: value for key, value in TEXT_35B.items() if key not in ("layer_types", "rope_parameters", "dtype")},
+    "architectures": ["Qwen3NextForCausalLM"],
+    "decoder_sparse_step": 1,
+    "intermediate_size": 5120,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_next",
+    "norm_topk_prob": True,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "partial_rotary_factor": 0.25,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+
+
 def read(folder: Path, config: dict[str, Any], **changes: Any) -> ModelSpec:
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     return read_model_spec(folder)
@@ -83,6 +127,22 @@ def test_the_config_of_27b(tmp_path: Path) -> None:
     assert (spec.norm.offset, spec.qk_norm, spec.output_gate, spec.qkv_bias) == (1.0, "head", True, False)
     assert (spec.dtype, spec.max_position, spec.tied_embeddings) == ("bfloat16", 262144, None)
     assert spec.left_out == ("vision tower", "multi-token prediction head")
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (QWEN3_5_35B, ExpertsSpec(count=256, top_k=8, width=512, renormalise=True, shared_width=512)),
+        (QWEN3_NEXT_80B, ExpertsSpec(count=512, top_k=10, width=512, renormalise=True, shared_width=512)),
+    ],
+    ids=["35b", "next"],
+)
+def test_configs_with_experts(config: dict[str, Any], experts: ExpertsSpec, tmp_path: Path) -> None:
+    spec = read(tmp_path, config)
+    delta = DeltaSpec(key_heads=16, value_heads=32, key_dim=128, value_dim=128, taps=4)
+    assert spec.experts == experts and set(spec.deltas) == {delta}
+    assert [layer.attention is None for layer in spec.layers] == [True, True, True, False] * (spec.num_layers // 4)
+    assert spec.layers[3].rope == RopeSpec(theta=1e7, rotary_dim=64) and spec.layers[3].head_dim == 256
 
 
 def test_bytes_of_a_state_of_27b(tmp_path: Path) -> None:
@@ -151,15 +211,42 @@ def test_a_checkpoint_with_vision_tower_and_draft_head(counts: list[int], tmp_pa
     assert any(".visual." in name for name in tensors) and "model.language_model.embed_tokens.weight" in tensors
     tensors |= {"mtp.fc.weight": torch.randn(8, 16), "mtp.layers.0.self_attn.q_norm.weight": torch.randn(8)}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    logits = run(load(tmp_path), TOKENS, counts)
-    torch.testing.assert_close(logits, reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+    found = run(load(tmp_path), TOKENS, counts)
+    torch.testing.assert_close(found, reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_stacked_experts(tmp_path: Path) -> None:
+    """Published checkpoints stack the experts' matrices, which transformers takes apart when it saves."""
+    reference = make_reference("qwen3.5-moe")
+    save_reference(reference, tmp_path)
+    expected = run(load(tmp_path), TOKENS, [50])
+    apart = load_file(tmp_path / "model.safetensors")
+    tensors = {name: tensor for name, tensor in apart.items() if ".experts." not in name}
+    stacked = {name: tensor for name, tensor in reference.state_dict().items() if ".experts." in name}
+    assert {name.rpartition(".")[2] for name in stacked} == {"gate_up_proj", "down_proj"}
+    save_file(tensors | stacked, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(run(load(tmp_path), TOKENS, [50]), expected)
+
+
+WIDE = {"head_dim": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+
+
+@pytest.mark.parametrize("experts", [{}, {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 128}])
+def test_fp8_in_blocks(experts: dict[str, int], tmp_path: Path) -> None:
+    """All large matrices of linear attention and of experts are codes; the gates are not."""
+    wide = make_fp8(tmp_path, MAKERS[0], "qwen3.5-moe" if experts else "qwen3.5", **WIDE, **experts)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "model.layers.0.linear_attn.in_proj_qkv.weight_scale_inv" in names
+    assert not any("in_proj_a.weight_scale" in name or "expert_gate.weight_scale" in name for name in names)
+    found = logits(load_fp8(tmp_path))
+    torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
 
 def test_half_precision(tmp_path: Path) -> None:
     reference = make_reference("qwen3.5")
-    logits = run(load(save_reference(reference, tmp_path), "bfloat16"), TOKENS, [30, 19, 1])
+    found = run(load(save_reference(reference, tmp_path), "bfloat16"), TOKENS, [30, 19, 1])
     expected = reference_logits(reference, TOKENS)
-    assert (logits - expected).square().mean(1).sqrt().median() / expected.std() < 0.05
+    assert (found - expected).square().mean(1).sqrt().median() / expected.std() < 0.05
 
 
 def test_an_unknown_tensor_is_an_error(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ FAMILIES = (
     "granite",
     "glm4",
     "olmo2",
+    "qwen3.5-moe",
+    "qwen3-next",
 )
 ROUNDED = ("fp8", "fp8-experts", "mxfp4", "dense.gguf", "experts.gguf")
 

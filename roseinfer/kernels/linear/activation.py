@@ -70,6 +70,22 @@ def _sigmoid_kernel(
     tl.store(at, (x * tl.sigmoid(gate)).to(x_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _add_kernel(
+    total_ptr, x_ptr, gate_ptr, stride, gate_stride, N: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    factor = tl.sigmoid(tl.load(gate_ptr + row * gate_stride).to(tl.float32))
+    x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    at = total_ptr + row * N + column
+    total = tl.load(at, mask=inside, other=0.0).to(tl.float32) + factor * x
+    tl.store(at, total.to(total_ptr.dtype.element_ty), mask=inside)
+
+
 def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK_ELEMENTS, num_warps: int = 4) -> torch.Tensor:
     """Return activation(gate) * up [T, I]. gate_up: [T, 2 * I], gate first, its rows may be apart."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -126,6 +142,31 @@ def multiply_by_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 def multiply_by_sigmoid_reference(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x.copy_(x.float() * gate.float().sigmoid())
+
+
+def add_times_sigmoid(total: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Add sigmoid(gate) * x to `total` in place, and return it. total: [T, N], contiguous; x: [T, N], gate: [T, 1],
+    their rows may be apart.
+    """
+    rows, width = x.shape
+    assert total.is_contiguous() and total.shape == x.shape and x.stride(1) == 1 and gate.shape == (rows, 1)
+    if rows:
+        _add_kernel[(rows, cdiv(width, BLOCK_ELEMENTS))](
+            total,
+            x,
+            gate,
+            x.stride(0),
+            gate.stride(0),
+            N=width,
+            BLOCK=BLOCK_ELEMENTS,
+            num_warps=4,
+            **early_start.options(x.device),
+        )
+    return total
+
+
+def add_times_sigmoid_reference(total: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return total.copy_(total.float() + x.float() * gate.float().sigmoid())
 
 
 def gated_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:

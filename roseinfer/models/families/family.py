@@ -14,7 +14,8 @@ ReadConfig = Callable[[ConfigFields, str, int | None], ModelSpec]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNames:
     """Names of a gated DeltaNet layer's tensors, without ".weight"; `decay` (the logarithm of a head's -g) and
-    `dt_bias` are whole names. qkv: one matrix for queries, keys and values.
+    `dt_bias` are whole names. qkv: one matrix for queries, keys and values. If it has the name of z's, and b's matrix
+    that of a's, each has all rows of one key head, then those of the next.
     """
 
     qkv: str = "linear_attn.in_proj_qkv"
@@ -26,6 +27,10 @@ class DeltaNames:
     dt_bias: str = "linear_attn.dt_bias"
     norm: str = "linear_attn.norm"
     out: str = "linear_attn.out_proj"
+
+    @property
+    def by_key_head(self) -> bool:
+        return self.qkv == self.z
 
     def under(self, prefix: str) -> "DeltaNames":
         """Return the same names after `prefix` and a dot."""

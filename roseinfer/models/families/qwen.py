@@ -3,7 +3,7 @@
 from typing import Any
 
 from roseinfer.models.decoder_config import optional_integer, read_decoder
-from roseinfer.models.families.experts_config import read_experts
+from roseinfer.models.families.experts_config import read_dense_layers, read_experts
 from roseinfer.models.families.family import STORED_FREQUENCIES, ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
 from roseinfer.models.layer_types import read_one_window, read_windows
@@ -41,20 +41,10 @@ def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int |
         fields,
         width=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", False),
-        dense_layers=_read_dense_layers(fields),
+        dense_layers=read_dense_layers(fields),
     )
     options: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "experts": experts}
     return read_decoder(fields, architecture, windows=windows, **options)
-
-
-def _read_dense_layers(fields: ConfigFields) -> tuple[int, ...]:
-    """Return the layers without experts: those that are listed, and all but every `decoder_sparse_step`-th."""
-    layers, step = fields.num_layers(), fields.integer("decoder_sparse_step", 1)
-    named = fields.get("mlp_only_layers") or []
-    if not isinstance(named, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in named):
-        fields.refuse("mlp_only_layers", named, f"a list of numbers of the {layers} layers is needed")
-    dense = set(named)
-    return tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step)
 
 
 _MOE_NAMES = TensorNames(

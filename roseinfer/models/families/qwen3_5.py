@@ -1,5 +1,5 @@
-"""Qwen3.5, 3.6 and 3.8 (Alibaba, 2026) without vision tower: in three of four layers gated DeltaNet, in the fourth
-attention with a gate of its output.
+"""Qwen3-Next, and Qwen3.5, 3.6 and 3.8 (Alibaba, 2025 and 2026) without vision tower: in three of four layers gated
+DeltaNet, in the fourth attention with a gate of its output.
 """
 
 from dataclasses import replace
@@ -8,12 +8,14 @@ from typing import Any
 from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.decoder_config import read_decoder, read_heads
+from roseinfer.models.families.experts_config import read_dense_layers, read_experts
 from roseinfer.models.families.family import DeltaNames, ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
 from roseinfer.models.layer_types import FULL
 from roseinfer.models.rope_config import read_rope
-from roseinfer.models.spec import MTP_HEAD, VISION_TOWER, LayerSpec, ModelSpec, NormSpec
+from roseinfer.models.spec import MTP_HEAD, VISION_TOWER, ExpertsSpec, LayerSpec, ModelSpec, NormSpec
 from roseinfer.models.text_config import read_text_config
+from roseinfer.quant.expert_names import ExpertNames, SharedExpertNames, StackedExpertNames
 from roseinfer.state.delta_spec import DeltaSpec
 
 LINEAR = "linear_attention"
@@ -28,6 +30,16 @@ _DEFAULTS = {
     "num_key_value_heads": 4,
     "vocab_size": 248320,
 }
+_MOE_DEFAULTS = {
+    **_DEFAULTS,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+}
 _VISION = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 # Positions of a text are the same in all three sections, so that their order has no effect.
 _SECTIONS = ("mrope_section", "mrope_interleaved")
@@ -36,6 +48,27 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 def read_qwen3_5(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     fields.assume(**_DEFAULTS)
     return read_hybrid(fields, architecture)
+
+
+def read_qwen3_5_moe(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    fields.assume(**_MOE_DEFAULTS)  # no layer has the `intermediate_size` of dense ones
+    return read_hybrid(fields, architecture, experts=_read_experts(fields, renormalise=True, dense_layers=()))
+
+
+def read_qwen3_next(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    renormalise = fields.flag("norm_topk_prob", True)
+    experts = _read_experts(fields, renormalise=renormalise, dense_layers=read_dense_layers(fields))
+    return read_hybrid(fields, architecture, experts=experts)
+
+
+def _read_experts(fields: ConfigFields, *, renormalise: bool, dense_layers: tuple[int, ...]) -> ExpertsSpec | None:
+    return read_experts(
+        fields,
+        width=fields.integer("moe_intermediate_size"),
+        renormalise=renormalise,
+        dense_layers=dense_layers,
+        shared_width=fields.integer("shared_expert_intermediate_size"),
+    )
 
 
 def read_hybrid(fields: ConfigFields, architecture: str, **options: Any) -> ModelSpec:
@@ -94,19 +127,30 @@ def read_with_vision(fields: ConfigFields, architecture: str, max_model_len: int
     fields.ignore(*_VISION)
     # Of the two fields for ties, published configs set one or the other, so that the checkpoint decides.
     fields.ignore("tie_word_embeddings")
-    readers = {"qwen3_5_text": read_qwen3_5}
-    spec = read_text_config(
-        fields, architecture, max_model_len, readers=readers, default="qwen3_5_text", tied_embeddings=None
-    )
+    kind = "qwen3_5_moe_text" if "Moe" in architecture else "qwen3_5_text"
+    readers = {kind: read_qwen3_5_moe if "Moe" in architecture else read_qwen3_5}
+    spec = read_text_config(fields, architecture, max_model_len, readers=readers, default=kind, tied_embeddings=None)
     return replace(spec, left_out=(VISION_TOWER, *spec.left_out))
 
 
-_NAMES = TensorNames(delta=DeltaNames())
+_EXPERTS = ExpertNames(
+    router="mlp.gate",
+    gate="mlp.experts.{}.gate_proj",
+    up="mlp.experts.{}.up_proj",
+    down="mlp.experts.{}.down_proj",
+    stacked=StackedExpertNames(gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", halves=True),
+    shared=SharedExpertNames(),
+)
+_NAMES = TensorNames(delta=DeltaNames(), experts=_EXPERTS)
+_QKVZ, _BA = "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
+_NEXT_NAMES = replace(_NAMES, delta=DeltaNames(qkv=_QKVZ, z=_QKVZ, b=_BA, a=_BA))
 _IGNORED = (r"mtp\..*",)
 FAMILIES = (
     ModelFamily(architectures=("Qwen3_5ForCausalLM",), read=read_qwen3_5, names=_NAMES, ignored=_IGNORED),
+    ModelFamily(architectures=("Qwen3_5MoeForCausalLM",), read=read_qwen3_5_moe, names=_NAMES, ignored=_IGNORED),
+    ModelFamily(architectures=("Qwen3NextForCausalLM",), read=read_qwen3_next, names=_NEXT_NAMES, ignored=_IGNORED),
     ModelFamily(
-        architectures=("Qwen3_5ForConditionalGeneration",),
+        architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         read=read_with_vision,
         names=_NAMES,
         prefixes=("model.language_model.", "model."),

@@ -2,6 +2,8 @@ import pytest
 import torch
 
 from roseinfer.kernels.linear.activation import (
+    add_times_sigmoid,
+    add_times_sigmoid_reference,
     gated,
     gated_reference,
     multiply_by_sigmoid,
@@ -49,6 +51,15 @@ def test_multiply_by_sigmoid(shape, dtype, device):
     expected = multiply_by_sigmoid_reference(x.clone(), gate)
     assert multiply_by_sigmoid(x, gate) is x
     torch.testing.assert_close(x, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 3072), (2, 1111)])
+def test_add_times_sigmoid(shape, dtype, device):
+    total, x, gate = torch.randn(shape, device=device).to(dtype), spread(*shape, dtype, device), torch.randn(shape)
+    gate = gate.to(device, dtype)[:, :1]
+    expected = add_times_sigmoid_reference(total.clone(), x, gate)
+    assert add_times_sigmoid(total, x, gate) is total
+    torch.testing.assert_close(total, expected, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
