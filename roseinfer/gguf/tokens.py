@@ -14,6 +14,9 @@ _KEY = "tokenizer.ggml"
 _ENDINGS = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"}
 )
+# Tokens that end an answer of gpt-oss. In files with both, the third ends only a message of an answer.
+_HARMONY_ENDINGS = frozenset({"<|return|>", "<|call|>"})
+_MESSAGE_END = "<|end|>"
 # Names in chat templates, and in keys of the metadata.
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -99,7 +102,12 @@ def _named(fields: MetadataFields, count: int) -> dict[str, int]:
 def _endings(fields: MetadataFields, texts: list[str], kinds: list[int]) -> tuple[int, ...]:
     """Return the ids that end an answer: those that the file names, then the known ones."""
     named = [_id(fields, f"{_KEY}.{called}_token_id", len(texts)) for called in ("eos", "eot", "eom")]
-    known = [id for id, text in enumerate(texts) if text in _ENDINGS and kinds[id] == TokenKind.CONTROL]
+    control = {text: id for id, text in enumerate(texts) if kinds[id] == TokenKind.CONTROL}
+    endings = _ENDINGS
+    if control.keys() >= _HARMONY_ENDINGS:
+        endings = (endings | _HARMONY_ENDINGS) - {_MESSAGE_END}
+        named = [id for id in named if id != control.get(_MESSAGE_END)]
+    known = [id for text, id in control.items() if text in endings]
     return tuple(dict.fromkeys(id for id in (*named, *known) if id is not None))
 
 

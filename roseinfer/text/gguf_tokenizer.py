@@ -28,11 +28,14 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Words whose capitals come first, with what precedes them.
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = "|".join([*_CASED_WORDS, r"\p{N}", _SIGNS])
+_O200K = "|".join([*(f"{word}(?i:'s|'t|'re|'ve|'m|'ll|'d)?" for word in _CASED_WORDS), r"\p{N}{1,3}", _SIGNS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ _RULES = {
     "llama3": _Rule(_LLAMA3, whole=True, bos=True),
     "llama-v3": _Rule(_LLAMA3, whole=True, bos=True),
     "tekken": _Rule(_TEKKEN, whole=True, bos=True),
+    "gpt-4o": _Rule(_O200K, whole=True),
     "qwen2": _Rule(_QWEN2, nfc=True),
     "deepseek-r1-qwen": _Rule(_QWEN2, nfc=True),
 }

@@ -183,6 +183,19 @@ def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
     assert read_generation_config(path).eos_token_ids == (93, 90, 91, 94, 95)
 
 
+def test_tokens_that_end_an_answer_of_gpt_oss(tmp_path: Path) -> None:
+    """Check that <|end|> is none of them: it ends each message of an answer."""
+    ends = ["<|return|>", "<|call|>", "<|endoftext|>", "<|end|>"]
+    changes = {
+        "tokenizer.ggml.tokens": [*(str(i) for i in range(95)), *ends],
+        "tokenizer.ggml.token_type": [1] * 95 + [3] * 4,
+        "tokenizer.ggml.eos_token_id": 95,
+        "tokenizer.ggml.eot_token_id": 98,
+    }
+    path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
+    assert read_generation_config(path).eos_token_ids == (95, 96, 97)
+
+
 def test_sampling_that_no_request_could_use(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", make_reference("llama"), **{"general.sampling.temp": -1.0})
     with pytest.raises(UnsupportedModelError, match=r"m\.gguf: .*temperature"):

@@ -27,12 +27,16 @@ SPLITS = {
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 
 
 def trained(name: str) -> tokenizers.Tokenizer:
     """Return a byte-level tokenizer with the rules of the models that use this name."""
-    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=name == "llama-bpe"))
+    backend = tokenizers.Tokenizer(models.BPE(ignore_merges=name in ("llama-bpe", "gpt-4o")))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in SPLITS)
     before: list[Any] = []
     if name in SPLITS:
@@ -75,7 +79,7 @@ def save(path: Path, metadata: dict[str, Any]) -> Path:
     return write(path, kept, {"t": (np.ones(1, np.float32), "F32")})
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o"])
 def test_byte_level_texts_get_the_same_ids(name: str, tmp_path: Path) -> None:
     original = trained(name)
     ours = Tokenizer.from_folder(save(tmp_path / "m.gguf", metadata_of(original, name)))
