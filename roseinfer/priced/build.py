@@ -70,7 +70,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     factor = next(iter(priced.slow_list), 1.0)
     machine = Machine(cost, priced.noise, slowdown=((0.0, factor),) if factor != 1 else ())
     drawn = DrawnRunner(vocabulary, priced.mean_output_len, limits)
-    host_blocks, block_bytes = _host_blocks(config.cache, model, priced.state_slots)
+    host_blocks, block_bytes = _host_blocks(config.cache, model)
     facts = RunnerFacts(
         model_type=_architecture(model),
         max_model_len=max_model_len,
@@ -88,7 +88,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         store_s=factor * cost.store_s if host_blocks else 0.0,
         experts=cost.experts,
         block_bytes=block_bytes,
-        states=None if priced.state_slots is None else StatePool(priced.state_slots, 0),
+        states=None if config.cache.state_slots is None else StatePool(config.cache.state_slots, 0),
     )
     return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
 
@@ -142,14 +142,14 @@ def _context(config: EngineConfig, model: dict[str, Any], cache_tokens: int) -> 
     return wanted
 
 
-def _host_blocks(cache: CacheConfig, model: dict[str, Any], state_slots: int | None) -> tuple[int, int]:
+def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> tuple[int, int]:
     """Return the KV blocks (K and V in 16 bits) that `kv_offloading_size` holds, and the bytes of one.
 
     No memory is allocated.
     """
     if not cache.kv_offloading_size:
         return 0, 0
-    if state_slots is not None:
+    if cache.state_slots is not None:
         raise ConfigError("kv_offloading_size is not supported with state_slots: states are not in host memory")
     layers, heads = (_found(model, *names) for names in (_LAYERS, _HEADS))
     kv_heads, width = _found(model, "num_key_value_heads") or heads, _found(model, "hidden_size", "n_embd")

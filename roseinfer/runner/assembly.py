@@ -34,16 +34,19 @@ from roseinfer.runner.plan_state import PlanState
 from roseinfer.runner.pooling import Pooler, PoolingHead
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.seats import SeatTable
+from roseinfer.runner.state_slots import StateSlots
+from roseinfer.state.store import StateStore
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Inputs of `assemble`.
 
-    num_blocks: KV blocks of the first of `groups`; window_blocks: of each further group. backend: as `resolve_backend`
-    returns. kv_dtype: format of K and V in the store. num_host_blocks: KV blocks in host
-    memory, 0 for none. captured_tokens: size of the largest step with prompts that is captured. pooling: how vectors
-    are made; None for generated text. max_ahead: most drafts that a head makes after a row.
+    num_blocks: KV blocks of the first of `groups`; window_blocks: of each further group. num_slots: slots of
+    recurrent states, at least one if the model has states. backend: as `resolve_backend` returns. kv_dtype: format of K
+    and V in the store. num_host_blocks: KV blocks in host memory, 0 for none. captured_tokens: size of the largest step
+    with prompts that is captured. pooling: how vectors are made; None for generated text. max_ahead: most drafts that a
+    head makes after a row.
     """
 
     block_size: int
@@ -57,6 +60,7 @@ class Shape:
     graphs: bool
     groups: KVGroups
     window_blocks: tuple[int, ...] = ()
+    num_slots: int = 0
     num_host_blocks: int = 0
     pooling: PoolingSpec | None = None
     max_ahead: int = 0
@@ -99,6 +103,10 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
         store = _store(model, shape)
+    states = None
+    if model.state_specs:
+        with _memory_for(f"{shape.num_slots} slots of recurrent states", "state_slots"):
+            states = StateSlots(StateStore(shape.num_slots + 1, model.state_specs, model.device), shape.max_num_seqs)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,
@@ -107,6 +115,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             spec.vocab_size,
             model.device,
             spare_blocks=(shape.num_blocks, *shape.window_blocks),
+            states=states,
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
     forward, graphs = _forward_pass(model, attention, store, seats, shape, group or SingleRank())

@@ -17,7 +17,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
-from roseinfer.core.runner import ExpertChoice, RunnerFacts, WindowPool
+from roseinfer.core.runner import ExpertChoice, RunnerFacts, StatePool, WindowPool
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
@@ -31,10 +31,11 @@ from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_encoder import build_encoder
 from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head
 from roseinfer.runner.cache_size import (
-    CacheDemand,
+    CacheNeeds,
+    PoolDemand,
     check_context,
     default_cpu_cache_bytes,
-    num_kv_blocks,
+    pool_sizes,
     resolve_max_model_len,
     spare_from,
 )
@@ -93,6 +94,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             folder, config.model.generation_config, config.model.override_generation_config
         )
         check_context(config.model.max_model_len, spec.max_position)
+        _check_states(config, spec)
         target = load_model(
             folder,
             spec,
@@ -108,9 +110,10 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target)
     with phase(startup_s, "cache"):
         groups = _kv_groups(config, model)
-        demand = _demand(config, model, kv_dtype, groups, pooling)
+        pools = _pools(config, model, kv_dtype, groups, pooling)
         default_bytes = partial(_default_bytes, config, model, backend, kv_dtype, group.size, pooling)
-        blocks = tuple(map(group.minimum, num_kv_blocks(config.cache, demand, default_bytes)))
+        sizes = tuple(map(group.minimum, pool_sizes(config.cache, pools, default_bytes)))
+        blocks, num_slots = sizes[: groups.count], sum(sizes[groups.count :])
         num_blocks, *window_blocks = blocks
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
@@ -118,12 +121,13 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
-            log_start_notes(spec, folder, max_model_len, groups, blocks)
-        limits = StepLimits.of(config.scheduler, max_model_len, 0 if pooling else config.max_step_drafts)
-        bytes_per_block = demand.block_bytes[0]
+            log_start_notes(spec, folder, max_model_len, groups, blocks, num_slots)
+        limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, spec, pooling))
+        bytes_per_block = pools[0].item_bytes
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, blocks, max_model_len, backend, kv_dtype, limits, groups)
-        assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
+        shape = replace(shape, num_slots=num_slots, num_host_blocks=host_blocks, pooling=pooling)
+        assembly = assemble(model, shape, group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
         _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), blocks, pooling)
@@ -162,6 +166,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         block_bytes=bytes_per_block * group.size,
         pooling=None if pooling is None else pooling.info(pooling_head(model, pooling).width),
         windows=tuple(map(WindowPool, groups.windows, window_blocks)),
+        states=StatePool(num_slots, spec.state_bytes(str(model.dtype).removeprefix("torch."))) if num_slots else None,
     )
     return BuiltRunner(assembly.runner, facts)
 
@@ -196,21 +201,41 @@ def _kv_groups(config: EngineConfig, model: CausalLM) -> KVGroups:
     return KVGroups.by_window(model.attention, config.model.max_model_len or model.spec.max_position)
 
 
-def _demand(
+def _pools(
     config: EngineConfig, model: CausalLM, kv_dtype: torch.dtype, groups: KVGroups, pooling: PoolingSpec | None
-) -> CacheDemand:
+) -> list[PoolDemand]:
+    """Return the demand of each KV group, and then of the model's recurrent states if it has any."""
     layers = [groups.specs_of(group, model.attention) for group in range(groups.count)]
+    first, *further = [KVStore.bytes_per_block(specs, config.cache.block_size, kv_dtype) for specs in layers]
     context = config.model.max_model_len or model.spec.max_position
-    limits = StepLimits.of(config.scheduler, context, 0 if pooling else config.max_step_drafts)
-    return CacheDemand(
+    needs = CacheNeeds(
         block_size=config.cache.block_size,
-        block_bytes=tuple(KVStore.bytes_per_block(specs, config.cache.block_size, kv_dtype) for specs in layers),
-        windows=groups.windows,
         seats=config.scheduler.seats,
         context=context,
         typical_context=config.cache.typical_context,
-        step_tokens=limits.max_tokens,
+        step_tokens=StepLimits.of(config.scheduler, context, _max_drafts(config, model.spec, pooling)).max_tokens,
     )
+    pools = [needs.all_tokens(first), *map(needs.window, further, groups.windows)]
+    if model.state_specs:
+        slot_bytes = sum(spec.bytes_per_slot for spec in model.state_specs)
+        pools.append(needs.states(slot_bytes, config.cache.state_slots))
+    return pools
+
+
+def _max_drafts(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec | None) -> int:
+    """Return the maximum drafts of a step. States that have seen wrong drafts could not be restored."""
+    return 0 if pooling is not None or spec.deltas else config.max_step_drafts
+
+
+def _check_states(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise `ConfigError` for options that exclude a model with recurrent states."""
+    if not spec.deltas:
+        return
+    name = config.speculation.speculation
+    if config.speculation.chosen:
+        raise ConfigError(f"speculation {name!r} is not supported by {spec.architecture}, which has recurrent states")
+    if config.cache.kv_offloading_size:
+        raise ConfigError(f"kv_offloading_size is not supported by {spec.architecture}, which has recurrent states")
 
 
 def _default_bytes(
@@ -297,7 +322,7 @@ def free_cuda_bytes(
     """
     # If the cache is too small, the context will be shorter; then this estimate is cautious.
     context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
-    limits = StepLimits.of(config.scheduler, context, 0 if pooling else config.max_step_drafts)
+    limits = StepLimits.of(config.scheduler, context, _max_drafts(config, model.spec, pooling))
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
     context = min(context, limits.max_tokens)
     groups = _kv_groups(config, model)
@@ -305,7 +330,8 @@ def free_cuda_bytes(
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     shape = _shape(config, num_blocks, context, backend, kv_dtype, limits, groups)
-    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, pooling=pooling)
+    # States of all rows would take most of the memory, so rows share two slots.
+    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, num_slots=2, pooling=pooling)
     assembly = assemble(model, shape)
     _compile(assembly, model, shape)
     torch.cuda.reset_peak_memory_stats(model.device)

@@ -1,9 +1,8 @@
-"""Size of each KV group in blocks, and the context length that it allows."""
+"""Sizes of the pools of blocks and slots, and the context length that it allows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import mul
 
 from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
@@ -16,95 +15,119 @@ CPU_CACHE_BYTES = 4 * 2**30
 MAX_CPU_CACHED_CONTEXTS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheDemand:
-    """Needs of a model's KV groups. The first one keeps all tokens, each further one those of its window.
+# Slots of recurrent states for each typical context: the state of a running request, and a snapshot. All seats together
+# use no more than four each.
+TYPICAL_SLOT_COUNT, MAX_SEAT_SLOT_COUNT, MIN_SLOT_COUNT = 2, 4, 2
 
-    block_bytes: size of a KV block in each group. windows: of the further groups. seats: requests that run at once.
-    context, typical_context: the longest context and a typical one in tokens. step_tokens: those of a full step.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDemand:
+    """Demand for the blocks of a KV group, or for slots of recurrent states.
+
+    item_bytes: size of a block or slot. typical: how many a typical context takes. least, most: bounds of the pool.
+    """
+
+    item_bytes: int
+    typical: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheNeeds:
+    """Facts by which the pools of a cache are sized.
+
+    seats: requests that run at once. context, typical_context: the longest context and a typical one in tokens.
+    step_tokens: those of a full step.
     """
 
     block_size: int
-    block_bytes: tuple[int, ...]
-    windows: tuple[int, ...] = ()
     seats: int
     context: int
     typical_context: int
     step_tokens: int
 
-    def blocks(self, tokens: int) -> int:
+    def all_tokens(self, block_bytes: int) -> PoolDemand:
+        """Return the demand of the first KV group, which keeps all tokens. More than all seats fill is of no use."""
+        typical = self._blocks(min(self.typical_context, self.context))
+        return PoolDemand(
+            item_bytes=block_bytes, typical=typical, least=1, most=self.seats * self._blocks(self.context)
+        )
+
+    def window(self, block_bytes: int, window: int) -> PoolDemand:
+        """Return the demand of a KV group that keeps windows.
+
+        At least one request runs in a full step. Windows of all seats and of as many cached prefixes are of use. A
+        window may begin and end within a block.
+        """
+        each, step = self._blocks(window) + 2, self._blocks(self.step_tokens)
+        return PoolDemand(
+            item_bytes=block_bytes,
+            typical=min(self._blocks(min(self.typical_context, self.context)), each),
+            least=self._blocks(window + self.step_tokens) + 1,
+            most=2 * self.seats * each + step,
+        )
+
+    def states(self, slot_bytes: int, wanted: int | None) -> PoolDemand:
+        """Return the demand of recurrent states. wanted: number of slots if it is set."""
+        if wanted is not None:
+            return PoolDemand(item_bytes=slot_bytes, typical=0, least=wanted, most=wanted)
+        most = MAX_SEAT_SLOT_COUNT * self.seats
+        return PoolDemand(item_bytes=slot_bytes, typical=TYPICAL_SLOT_COUNT, least=MIN_SLOT_COUNT, most=most)
+
+    def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    @property
-    def of_typical_context(self) -> tuple[int, ...]:
-        """Blocks of each group for a typical context. A window may begin and end within a block."""
-        whole = self.blocks(min(self.typical_context, self.context))
-        return (whole, *(min(whole, self.blocks(window) + 2) for window in self.windows))
 
-    @property
-    def least_windows(self) -> tuple[int, ...]:
-        """Blocks of each window group for one request, in a full step of its tokens."""
-        return tuple(self.blocks(window + self.step_tokens) + 1 for window in self.windows)
+def pool_sizes(config: CacheConfig, pools: Sequence[PoolDemand], default_bytes: Callable[[], int]) -> tuple[int, ...]:
+    """Return the size of each pool. The first one is that of the first KV group.
 
-    @property
-    def most(self) -> tuple[int, ...]:
-        """Blocks that are of use: for full contexts in all seats. Windows of as many cached prefixes are also kept."""
-        windows = (2 * self.seats * (self.blocks(window) + 2) for window in self.windows)
-        return (self.seats * self.blocks(self.context), *(self.blocks(self.step_tokens) + blocks for blocks in windows))
-
-
-def num_kv_blocks(config: CacheConfig, demand: CacheDemand, default_bytes: Callable[[], int]) -> tuple[int, ...]:
-    """Return the blocks of each KV group.
-
-    The first group has `num_kv_blocks` if it is set. Else the memory is `kv_cache_memory_bytes` if that is set, else
+    It has `num_kv_blocks` if that is set. Else the memory is `kv_cache_memory_bytes` if that is set, else
     `default_bytes()`, of which no more is taken than is of use. Raise `ConfigError` if not even one block fits.
     """
+    first, *others = pools
     if config.num_kv_blocks is not None:
-        contexts = Fraction(config.num_kv_blocks, demand.of_typical_context[0])
-        return config.num_kv_blocks, *_window_blocks(demand, contexts)
+        return config.num_kv_blocks, *_for_contexts(others, Fraction(config.num_kv_blocks, first.typical))
     if config.kv_cache_memory_bytes is not None:
-        blocks = _divide(config.kv_cache_memory_bytes, demand)
-        if blocks[0] <= 0:
+        sizes = _divide(config.kv_cache_memory_bytes, pools)
+        if sizes[0] <= 0:
             given = config.kv_cache_memory_bytes
-            raise ConfigError(f"kv_cache_memory_bytes is {given}, but {_least(demand)}; raise it")
-        return blocks
+            raise ConfigError(f"kv_cache_memory_bytes is {given}, but {_least(pools)}; raise it")
+        return sizes
     available = default_bytes()
-    first, *windows = _divide(available, demand)
-    if first <= 0:
+    blocks, *rest = _divide(available, pools)
+    if blocks <= 0:
         raise ConfigError(
-            f"{max(0, available)} bytes of memory are left for the KV cache, but {_least(demand)}; "
+            f"{max(0, available)} bytes of memory are left for the KV cache, but {_least(pools)}; "
             "set num_kv_blocks or kv_cache_memory_bytes, or raise gpu_memory_utilization on a GPU"
         )
-    return min(first, demand.most[0]), *windows
+    return min(blocks, first.most), *rest
 
 
-def _divide(memory: int, demand: CacheDemand) -> tuple[int, ...]:
-    """Return the blocks of each group in so many bytes. All groups are full with the same number of typical contexts,
-    unless a window group has its most or least blocks.
+def _divide(memory: int, pools: Sequence[PoolDemand]) -> tuple[int, ...]:
+    """Return the sizes of pools in so many bytes. All are full with the same number of typical contexts, unless one has
+    its least or most size. The first one gets the rest.
     """
-    first_bytes, *window_bytes = demand.block_bytes
-    windows = _window_blocks(demand, Fraction(memory, _total(demand.block_bytes, demand.of_typical_context)))
-    return (memory - _total(window_bytes, windows)) // first_bytes, *windows
+    first, *others = pools
+    fixed = sum(pool.item_bytes * pool.least for pool in others if not pool.typical)
+    each = sum(pool.item_bytes * pool.typical for pool in pools)
+    sizes = _for_contexts(others, Fraction(memory - fixed, each))
+    rest = memory - sum(pool.item_bytes * size for pool, size in zip(others, sizes, strict=True))
+    return rest // first.item_bytes, *sizes
 
 
-def _window_blocks(demand: CacheDemand, contexts: Fraction) -> tuple[int, ...]:
-    """Return the blocks of each window group in a cache of so many typical contexts."""
-    sizes = zip(demand.of_typical_context[1:], demand.least_windows, demand.most[1:], strict=True)
-    return tuple(max(least, min(int(contexts * each), most)) for each, least, most in sizes)
+def _for_contexts(pools: Sequence[PoolDemand], contexts: Fraction) -> tuple[int, ...]:
+    """Return the sizes of pools after the first in a cache for so many typical contexts."""
+    return tuple(max(pool.least, min(int(contexts * pool.typical), pool.most)) for pool in pools)
 
 
-def _total(block_bytes: Sequence[int], blocks: Sequence[int]) -> int:
-    return sum(map(mul, block_bytes, blocks))
-
-
-def _least(demand: CacheDemand) -> str:
+def _least(pools: Sequence[PoolDemand]) -> str:
     """Return what the smallest cache takes, as the end of a sentence."""
-    first_bytes, *window_bytes = demand.block_bytes
-    if not window_bytes:
-        return f"one block takes {first_bytes}"
-    return f"one block takes {first_bytes}, and the attention windows of a full step take " + str(
-        _total(window_bytes, demand.least_windows)
-    )
+    first, *others = pools
+    if not others:
+        return f"one block takes {first.item_bytes}"
+    taken = sum(pool.item_bytes * pool.least for pool in others)
+    return f"one block takes {first.item_bytes}, and the least windows and states take {taken}"
 
 
 def check_context(wanted: int | None, model_context: int) -> None:

@@ -12,15 +12,26 @@ from roseinfer.attention.base import CHUNK_FIELD_COUNT, ShortRows
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.device import Staging, aligned
-from roseinfer.runner.forward import Columns, PreparedBatch
+from roseinfer.runner.forward import Columns, PreparedBatch, state_batch
 from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.seats import SeatTable
+from roseinfer.state.batch import (
+    PIECE_FIELD_COUNT,
+    ROW_FIELD_COUNT,
+    StateBatch,
+    StateRow,
+    max_pieces,
+    table_size,
+    tables_in,
+)
 
 # Layout for `expand_rows`: an int32 table with a column for each row of the step. Two more lines follow: the position
 # of the row's next token, and the context of a decoding row (0 for chunks).
 END = COUNT + 1
 DECODE_LEN = END + 1
 FIELDS = DECODE_LEN + 1
+# A captured step has room for pieces of 64 tokens of states, and for so many shorter ones. Each costs every replay.
+_MAX_SHORT_PIECES = 32
 
 
 class CudaInputs:
@@ -34,9 +45,10 @@ class CudaInputs:
         rows, tokens = _width(max_rows), aligned(max_tokens)
         self.seats = seats
         self.max_rows = max_rows
-        # Layout, rows of tokens, positions that need logits, samples, and a map of chunks.
+        # Layout, rows of tokens, positions that need logits, samples, a map of chunks, and tables of states.
         samples = rows + aligned(max_drafts)
-        self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * samples + CHUNK_FIELD_COUNT * (rows + tokens), device)
+        size = FIELDS * rows + 2 * tokens + 2 * samples + CHUNK_FIELD_COUNT * (rows + tokens)
+        self.staging = Staging(size + self._states_size(max_rows, max_tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.slots = torch.zeros((len(seats.tables), tokens), dtype=torch.int64, device=device)[:, :max_tokens]
@@ -70,6 +82,7 @@ class CudaInputs:
             max_query=max(columns.count),
             max_context=max(context_lens),
             num_decodes=columns.num_decodes,
+            states=state_batch(columns, self.seats),
         )
         return PreparedBatch(batch, tail.sample_at(on_device))
 
@@ -77,18 +90,20 @@ class CudaInputs:
     def stage_decodes(self, columns: Columns, bucket: int) -> SampleAt:
         """Upload a step with one token per row, padded to `bucket` rows, for a captured `decode_batch`."""
         num_rows, width = len(columns.seat), aligned(bucket)
-        layout = self.staging.fill()[: FIELDS * width].reshape(FIELDS, width)
+        host, end = self.staging.fill(), FIELDS * width
+        layout = host[:end].reshape(FIELDS, width)
         self._write_seats(layout, columns)
         layout[FIRST] = self._numbers[:width]
         layout[COUNT] = 1
         np.add(layout[START], 1, out=layout[END])
-        on_device = self.staging.send(FIELDS * width).view(FIELDS, width)
+        end = self._write_states(host, end, bucket, 0, columns, padding=bucket - num_rows)
+        on_device = self.staging.send(end)[: FIELDS * width].view(FIELDS, width)
         return SampleAt(on_device[SEAT, :num_rows], on_device[END, :num_rows])
 
     def decode_batch(self, bucket: int) -> ForwardBatch:
         """Launch the kernel that reads what `stage_decodes` uploads, and return the batch; to be captured."""
         layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket])
-        return self._placeholder(bucket, bucket, layout)
+        return self._placeholder(bucket, bucket, layout, self._states_at(layout.numel(), bucket, 0))
 
     def decode_samples(self, bucket: int) -> SampleAt:
         """Return where the tokens of a captured decode step go. Those of padding go to the spare seat."""
@@ -113,6 +128,7 @@ class CudaInputs:
         host[tokens_at + num_tokens : map_at] = -1
         host[map_at : map_at + chunk_map.size] = chunk_map.reshape(-1)
         host[map_at + chunk_map.size : tail_at] = -1
+        tail_at = self._write_states(host, tail_at, rows, state_pieces(bucket, rows), columns)
         tail = _Tail.write(host, tail_at, columns, width)
         on_device = self.staging.send(tail.end)
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
@@ -124,18 +140,21 @@ class CudaInputs:
         """
         rows = min(bucket, self.max_rows)
         width = _width(rows)
-        tokens_at, map_at, _ = _mixed_sections(width, bucket, chunks)
+        tokens_at, map_at, states_at = _mixed_sections(width, bucket, chunks)
         staged = self.staging.device
         layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
         chunk_map = staged[map_at : map_at + CHUNK_FIELD_COUNT * chunks].view(chunks, CHUNK_FIELD_COUNT)
-        return self._placeholder(bucket, rows, layout, chunk_map, divided)
+        states = self._states_at(states_at, rows, state_pieces(bucket, rows))
+        return self._placeholder(bucket, rows, layout, states, chunk_map, divided)
 
     def short_row_batch(self, bucket: int, limits: ShortRows) -> ForwardBatch:
         """Do as `mixed_batch` for steps whose rows are within `limits`, staged without a map of chunks."""
-        width = _width(min(bucket, self.max_rows))
-        tokens_at, _, _ = _mixed_sections(width, bucket, 0)
+        rows = min(bucket, self.max_rows)
+        width = _width(rows)
+        tokens_at, _, states_at = _mixed_sections(width, bucket, 0)
         layout = self._expand(self.staging.device, width, self.staging.device[tokens_at : tokens_at + bucket])
-        return replace(self._placeholder(bucket, limits.rows, layout), num_decodes=0, max_query=limits.tokens)
+        states = self._states_at(states_at, rows, state_pieces(bucket, rows))
+        return replace(self._placeholder(bucket, limits.rows, layout, states), num_decodes=0, max_query=limits.tokens)
 
     # --- parts ----------------------------------------------------------------------------------------------------
     def _write_rows(self, host: np.ndarray, columns: Columns, width: int) -> list[int]:
@@ -188,6 +207,7 @@ class CudaInputs:
         tokens: int,
         rows: int,
         layout: torch.Tensor,
+        states: StateBatch | None,
         chunk_map: torch.Tensor | None = None,
         divided: bool = False,
     ) -> ForwardBatch:
@@ -208,7 +228,45 @@ class CudaInputs:
             decode_len=None if chunk_map is None else layout[DECODE_LEN, :rows],
             chunk_map=chunk_map,
             divided=divided,
+            states=states,
         )
+
+    # --- recurrent states -----------------------------------------------------------------------------------------
+    def fits_states(self, columns: Columns, bucket: int) -> bool:
+        """Return True if a captured step of so many tokens has room for the rows' pieces and snapshots."""
+        states = self.seats.states
+        return states is None or states.num_pieces(columns.count) <= state_pieces(bucket, min(bucket, self.max_rows))
+
+    def _states_size(self, rows: int, tokens: int) -> int:
+        return 0 if self.seats.states is None else aligned(table_size(rows, state_pieces(tokens, rows)))
+
+    def _write_states(
+        self, host: np.ndarray, at: int, rows: int, pieces: int, columns: Columns, padding: int = 0
+    ) -> int:
+        """Write the tables of a captured step's states, and return where they end.
+
+        padding: rows of one token of the spare seat, after a step's rows of one token.
+        """
+        states = self.seats.states
+        if states is None:
+            return at
+        lines_end = at + ROW_FIELD_COUNT * rows
+        end = lines_end + PIECE_FIELD_COUNT * pieces
+        tables = (
+            host[at:lines_end].reshape(ROW_FIELD_COUNT, rows),
+            host[lines_end:end].reshape(pieces, PIECE_FIELD_COUNT),
+        )
+        seats, starts = (*columns.seat, *(self.seats.spare,) * padding), (*columns.start, *(0,) * padding)
+        states.write(*tables, columns.order, seats, starts, columns.count, columns.num_decodes + padding)
+        return aligned(end)
+
+    def _states_at(self, at: int, rows: int, pieces: int) -> StateBatch | None:
+        """Return what a captured step reads of its states, whose tables are staged there."""
+        states = self.seats.states
+        if states is None:
+            return None
+        padding = StateRow(states.num_slots, 0, 0)
+        return StateBatch(states.store, (padding,) * rows, (), tables_in(self.staging.device[at:], rows, pieces))
 
 
 class StagedMixed(NamedTuple):
@@ -248,6 +306,11 @@ class _Tail:
     def sample_at(self, on_device: torch.Tensor) -> SampleAt:
         seats = on_device[self._seats : self._seats + self._num_samples]
         return SampleAt(seats, on_device[self._ends : self.end])
+
+
+def state_pieces(tokens: int, rows: int) -> int:
+    """Return the pieces that a captured step of so many tokens has room for. Most rows have one token and no piece."""
+    return max_pieces(tokens, min(rows, _MAX_SHORT_PIECES), 0)
 
 
 def _width(rows: int) -> int:

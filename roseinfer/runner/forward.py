@@ -5,7 +5,7 @@ fixed number of tensor calls.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import add, gt, sub
 from typing import Protocol
@@ -21,6 +21,7 @@ from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import upload
 from roseinfer.runner.rows import SampleAt, Samples
 from roseinfer.runner.seats import SeatTable
+from roseinfer.state.batch import StateBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
 def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
     """Build a batch in which every row computes and samples one token, so row borders do not matter."""
     seat, start = upload((columns.seat, columns.start), torch.int64, seats.device)
-    return decode_batch(seats, seat, start, _at(seats.tokens, seat, start), context_lens)
+    batch = decode_batch(seats, seat, start, _at(seats.tokens, seat, start), context_lens)
+    return batch if seats.states is None else replace(batch, states=state_batch(columns, seats))
 
 
 def decode_batch(
@@ -144,7 +146,14 @@ def mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> 
         max_query=max(columns.count),
         max_context=max(context_lens),
         num_decodes=columns.num_decodes,
+        states=state_batch(columns, seats),
     )
+
+
+def state_batch(columns: Columns, seats: SeatTable) -> StateBatch | None:
+    """Return the states of the rows, None without any."""
+    states = seats.states
+    return None if states is None else states.batch(columns.order, columns.seat, columns.start, columns.count)
 
 
 def _paging(

@@ -130,7 +130,7 @@ class MixedGraphs:
         if short is not None:
             return self._replay(short, columns, _NO_CHUNKS, 0)
         bucket = self._bucket(num_tokens)
-        if bucket is None:
+        if bucket is None or not self._inputs.fits_states(columns, bucket):
             return self._eager.run(columns)
         chunk_map = self._map(columns, bucket)
         form = _Form(bucket, self._attention.is_divided(chunk_map))
@@ -152,7 +152,8 @@ class MixedGraphs:
         form = next(form for form in self._short if form.bucket >= num_tokens)
         assert form.short is not None
         rows, tokens = form.short
-        return form if len(columns.count) <= rows and max(columns.count) <= tokens else None
+        fits = len(columns.count) <= rows and max(columns.count) <= tokens
+        return form if fits and self._inputs.fits_states(columns, form.bucket) else None
 
     def _bucket(self, num_tokens: int) -> int | None:
         """Return the graph for a step of `num_tokens`; None for an eager step.

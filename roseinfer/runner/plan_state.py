@@ -40,6 +40,8 @@ class PlanState:
             if changes.copies:
                 self._copy(changes.copies, group)
             seats.write_tables(group, changes.tables)
+        if seats.states is not None:
+            seats.states.apply(plan.states)
         if plan.num_drafts:
             seats.write_drafts([row for row in plan.rows if row.drafts])
         if not (plan.loads or plan.stores):

@@ -7,6 +7,9 @@ from roseinfer.core.plan import (
     BlockCopy,
     GroupChanges,
     Row,
+    SlotChange,
+    StateChanges,
+    StateSnapshot,
     StepLimits,
     StepPlan,
     TableChange,
@@ -52,10 +55,10 @@ def rehearse(
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
     num_blocks: of each KV group. Prompts are shortened to fit the context and the first group. In further groups, the
-    prompts' tables may name the same blocks. Seats take the elements of `sampling` in turn. `guided`: sample with
-    masks. `every_position`: results need the states of whole prompts. `drafts`: as many are verified in the second
-    step, if they fit. `ahead`: drafts that a head makes after each row of it, if they fit. This overwrites KV blocks,
-    which must be unused.
+    prompts' tables may name the same blocks, and prompts may share a slot. Seats take the elements of
+    `sampling` in turn. `guided`: sample with masks. `every_position`: results need the states of whole prompts.
+    `drafts`: as many are verified in the second step, if they fit. `ahead`: drafts that a head makes after each row of
+    it, if they fit. This overwrites blocks and slots, which must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
@@ -79,7 +82,9 @@ def rehearse(
             decode.append(_row(seat, length, 1, drafts=(0,) * own))
             made.append(max(0, min(ahead, room - length - 1 - own)))
     groups = tuple(_same_tables(admitted, blocks) for blocks in window_blocks)
-    _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill), groups=groups), guided)
+    plan = StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill), groups=groups)
+    plan.states = _states(prompts, seats)
+    _run(runner, plan, guided)
     if decode:
         verified = sum(len(row.drafts) for row in decode)
         plan = StepPlan(1, decode, num_tokens=len(decode) + verified, num_drafts=verified)
@@ -95,6 +100,15 @@ def _same_tables(admitted: Sequence[Admission], num_blocks: int) -> GroupChanges
     """Return tables as in the first group, within `num_blocks` blocks."""
     tables = [TableChange(one.seat, 0, tuple(block % num_blocks for block in one.blocks)) for one in admitted]
     return GroupChanges(tuple(tables))
+
+
+def _states(prompts: int, seats: SeatTable) -> StateChanges | None:
+    """Return slots for prompts, which may share some, and a snapshot if there is another slot."""
+    if seats.states is None:
+        return None
+    last = seats.states.num_slots - 1
+    slots = tuple(SlotChange(seat, seat % max(1, last)) for seat in range(prompts))
+    return StateChanges(slots, snapshots=(StateSnapshot(0, 1, last),) if last else ())
 
 
 def _copies(num_blocks: int) -> tuple[BlockCopy, ...]:

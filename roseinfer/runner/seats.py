@@ -11,6 +11,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.device import upload, write_ranges
 from roseinfer.runner.edits import make_edits
 from roseinfer.runner.edits.base import CountsTokens, LogitEdit
+from roseinfer.runner.state_slots import StateSlots
 
 # Smallest normal float32: a temperature above 0 must not vanish when it divides float32 logits.
 MIN_TEMPERATURE = 1.2e-38
@@ -60,14 +61,16 @@ class SeatTable:
         vocab_size: int,
         device: torch.device,
         spare_blocks: Sequence[int] = (0,),
+        states: StateSlots | None = None,
     ) -> None:
-        """spare_blocks: one for each KV group."""
+        """spare_blocks: one for each KV group. states: of a model with recurrent states."""
         self.device = device
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
         self.spare = max_num_seqs
+        self.states = states
         rows = max_num_seqs + 1
         self.tokens = torch.zeros((rows, max_model_len + 1), dtype=torch.int32, device=device)
         # Kernels are compiled for aligned pointers, so the tables of each group begin at a multiple of 16 bytes.

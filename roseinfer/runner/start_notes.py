@@ -12,9 +12,13 @@ log = logging.getLogger(__name__)
 
 
 def log_start_notes(
-    spec: ModelSpec, model: Path, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int]
+    spec: ModelSpec, model: Path, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int], num_slots: int
 ) -> None:
-    """Log all that is known of a model. `model`: its folder or file. `num_blocks`: of each KV group."""
+    """Log all that is known of a model. `model`: its folder or file. `num_blocks`: of each KV group. `num_slots`: of
+    recurrent states.
+    """
+    if num_slots:
+        log.info("there are %d slots for recurrent states, of running requests and of cached prefixes", num_slots)
     for note in start_notes(spec, max_model_len, groups, num_blocks):
         log.info("%s", note)
     warning = window_warning(model, max_model_len)

@@ -5,65 +5,70 @@ import pytest
 from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.runner import cache_size
-from roseinfer.runner.cache_size import CacheDemand, num_kv_blocks, resolve_max_model_len, spare_from
+from roseinfer.runner.cache_size import CacheNeeds, pool_sizes, resolve_max_model_len, spare_from
 
 
 def unused() -> int:
     raise AssertionError("the default was looked at although a setting overrides it")
 
 
+NEEDS = CacheNeeds(block_size=16, seats=40, context=16_000, typical_context=1600, step_tokens=64)
 # Blocks of 100 bytes in 5 seats of 160 tokens.
-ONE_GROUP = CacheDemand(block_size=16, block_bytes=(100,), seats=5, context=160, typical_context=8192, step_tokens=64)
-# A typical context of 1,600 tokens takes 100 blocks of 50 bytes, and 6 of 500 for the window.
-WINDOWED = CacheDemand(
-    block_size=16,
-    block_bytes=(50, 500),
-    windows=(64,),
-    seats=40,
-    context=16_000,
-    typical_context=1600,
-    step_tokens=64,
-)
+ONE_GROUP = [replace(NEEDS, seats=5, context=160).all_tokens(100)]
+# A typical context takes 100 blocks of 50 bytes, and 6 of 500 for the window.
+WINDOWED = [NEEDS.all_tokens(50), NEEDS.window(500, 64)]
+# It takes 2 slots of 2,500 bytes.
+STATEFUL = [NEEDS.all_tokens(50), NEEDS.states(2500, None)]
 
 
 def test_explicit_blocks_come_before_bytes_before_the_default():
-    assert num_kv_blocks(CacheConfig(num_kv_blocks=7, kv_cache_memory_bytes=10**9), ONE_GROUP, unused) == (7,)
-    assert num_kv_blocks(CacheConfig(kv_cache_memory_bytes=999), ONE_GROUP, unused) == (9,)
-    assert num_kv_blocks(CacheConfig(), ONE_GROUP, lambda: 1234) == (12,)
+    assert pool_sizes(CacheConfig(num_kv_blocks=7, kv_cache_memory_bytes=10**9), ONE_GROUP, unused) == (7,)
+    assert pool_sizes(CacheConfig(kv_cache_memory_bytes=999), ONE_GROUP, unused) == (9,)
+    assert pool_sizes(CacheConfig(), ONE_GROUP, lambda: 1234) == (12,)
 
 
 def test_the_default_is_no_more_than_full_seats_need():
-    assert num_kv_blocks(CacheConfig(), ONE_GROUP, lambda: 10**9) == (50,)
-    assert num_kv_blocks(CacheConfig(), WINDOWED, lambda: 10**9) == (40 * 1000, 2 * 40 * 6 + 4)
+    assert pool_sizes(CacheConfig(), ONE_GROUP, lambda: 10**9) == (50,)
+    assert pool_sizes(CacheConfig(), WINDOWED, lambda: 10**9) == (40 * 1000, 2 * 40 * 6 + 4)
 
 
 def test_no_room_for_a_block_names_the_option():
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes is 99, but one block takes 100; raise it"):
-        num_kv_blocks(CacheConfig(kv_cache_memory_bytes=99), ONE_GROUP, unused)
+        pool_sizes(CacheConfig(kv_cache_memory_bytes=99), ONE_GROUP, unused)
     for left in (99, -5):
         with pytest.raises(ConfigError, match="num_kv_blocks"):
-            num_kv_blocks(CacheConfig(), ONE_GROUP, lambda left=left: left)
-    with pytest.raises(ConfigError, match="takes 50, and the attention windows of a full step take 4500; raise it"):
-        num_kv_blocks(CacheConfig(kv_cache_memory_bytes=4549), WINDOWED, unused)
+            pool_sizes(CacheConfig(), ONE_GROUP, lambda left=left: left)
+    with pytest.raises(ConfigError, match="takes 50, and the least windows and states take 4500; raise it"):
+        pool_sizes(CacheConfig(kv_cache_memory_bytes=4549), WINDOWED, unused)
 
 
 def test_typical_contexts_exhaust_all_groups_together():
     for contexts in (2, 7, 30):
         memory = contexts * (100 * 50 + 6 * 500)
-        assert num_kv_blocks(CacheConfig(), WINDOWED, lambda memory=memory: memory) == (contexts * 100, contexts * 6)
-        assert num_kv_blocks(CacheConfig(num_kv_blocks=contexts * 100), WINDOWED, unused)[1] == contexts * 6
-    assert num_kv_blocks(CacheConfig(), WINDOWED, lambda: 100 * 8000) == ((100 * 8000 - 484 * 500) // 50, 484)
+        assert pool_sizes(CacheConfig(), WINDOWED, lambda memory=memory: memory) == (contexts * 100, contexts * 6)
+        assert pool_sizes(CacheConfig(num_kv_blocks=contexts * 100), WINDOWED, unused)[1] == contexts * 6
+    assert pool_sizes(CacheConfig(), WINDOWED, lambda: 100 * 8000) == ((100 * 8000 - 484 * 500) // 50, 484)
 
 
 def test_a_small_cache_holds_the_windows_of_one_full_step():
     # A window of 64 tokens and a step of 64.
-    assert num_kv_blocks(CacheConfig(num_kv_blocks=3), WINDOWED, unused) == (3, 9)
-    assert num_kv_blocks(CacheConfig(kv_cache_memory_bytes=4550), WINDOWED, unused) == (1, 9)
+    assert pool_sizes(CacheConfig(num_kv_blocks=3), WINDOWED, unused) == (3, 9)
+    assert pool_sizes(CacheConfig(kv_cache_memory_bytes=4550), WINDOWED, unused) == (1, 9)
 
 
 def test_a_typical_context_is_no_longer_than_the_longest():
-    short = replace(WINDOWED, context=320, typical_context=8192)
-    assert num_kv_blocks(CacheConfig(num_kv_blocks=200), short, unused) == (200, 60)
+    short = replace(NEEDS, context=320, typical_context=8192)
+    pools = [short.all_tokens(50), short.window(500, 64)]
+    assert pool_sizes(CacheConfig(num_kv_blocks=200), pools, unused) == (200, 60)
+
+
+def test_slots_of_states_are_divided_like_blocks():
+    assert pool_sizes(CacheConfig(), STATEFUL, lambda: 7 * 10_000) == (700, 14)
+    assert pool_sizes(CacheConfig(num_kv_blocks=150), STATEFUL, unused) == (150, 3)
+    assert pool_sizes(CacheConfig(num_kv_blocks=3), STATEFUL, unused) == (3, 2), "a request and a snapshot"
+    assert pool_sizes(CacheConfig(), STATEFUL, lambda: 10**9)[1] == 4 * 40
+    fixed = [NEEDS.all_tokens(50), NEEDS.window(500, 64), NEEDS.states(2500, 9)]
+    assert pool_sizes(CacheConfig(), fixed, lambda: 9 * 2500 + 7 * 8000) == (700, 42, 9)
 
 
 def test_context_is_the_models_limited_by_the_cache():

@@ -58,6 +58,10 @@ class Inputs:
     def __init__(self) -> None:
         self.seats = SeatTable(2, 64, 4, 50, torch.device("cpu"))
         self.staged: list[tuple[int, list[list[int]], int]] = []
+        self.full: set[int] = set()  # graphs without room for the step's states
+
+    def fits_states(self, columns, bucket):
+        return bucket not in self.full
 
     def stage_mixed(self, columns, bucket, chunk_map, chunks):
         self.staged.append((bucket, chunk_map.tolist(), chunks))
@@ -101,6 +105,14 @@ def test_a_step_is_padded_to_the_next_bucket_and_mapped_once_for_it():
     assert bench.replays() == [0, 1] and bench.attention.mapped == [64]
     assert bench.inputs.staged == [(64, [[2, 20], [3, 32]], ROOM)]
     assert done.hidden.tolist() == [[23]]
+
+
+def test_a_step_without_room_for_its_states_runs_eagerly():
+    bench = Bench(queries=2)
+    bench.inputs.full = {4, 16}
+    assert bench.run((8, 1), (30, 2)) is EAGER
+    bench.inputs.full = set()
+    assert bench.run((8, 1), (30, 2)) is not EAGER
 
 
 def test_a_step_with_too_many_chunks_runs_eagerly():

@@ -64,8 +64,8 @@ def test_a_window_that_a_gguf_file_does_not_record(
     file = write_model(tmp_path / "m.gguf", make_reference(family), **{"general.name": name})
     with caplog.at_level(logging.WARNING):
         groups = KVGroups.single(1)
-        log_start_notes(spec_of(WIDE), file, window, groups, [9])
+        log_start_notes(spec_of(WIDE), file, window, groups, [9], 0)
         assert not caplog.records, "a context within the window"
-        log_start_notes(spec_of(WIDE), file, window + 1, groups, [9])
+        log_start_notes(spec_of(WIDE), file, window + 1, groups, [9], 0)
     warning = f"{named} has a window of {window} tokens, which its GGUF file does not record"
     assert caplog.text.count(warning) == len(caplog.records) == (named is not None)

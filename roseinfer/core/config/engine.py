@@ -113,13 +113,19 @@ class CacheConfig:
     typical_context: int = option(
         8192, "context in tokens for which memory is divided between layers with and without an attention window"
     )
+    state_slots: int | None = option(
+        None,
+        "slots for recurrent states, of running requests and of cached prefixes; default: as many as fit in memory; "
+        "device priced: the model has none",
+    )
     kv_offloading_size: float = option(
         0.0, "GiB of host memory per engine for KV blocks beyond the KV cache; 0 = none", metavar="GIB"
     )
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "typical_context")
+        check_positive(self, "block_size", "num_kv_blocks", "kv_cache_memory_bytes")
+        check_positive(self, "typical_context", "state_slots")
         if not (isfinite(self.kv_offloading_size) and self.kv_offloading_size >= 0):
             raise ConfigError(f"kv_offloading_size must not be negative, got {self.kv_offloading_size}")
         if self.kv_offloading_size and not self.enable_prefix_caching:
@@ -224,16 +230,12 @@ class PricedConfig:
     mean_output_len: float = option(
         128.0, "device priced: mean tokens of outputs that nothing else ends, drawn from seed and prompt"
     )
-    state_slots: int | None = option(
-        None, "device priced: slots for recurrent states of requests and snapshots; default: the model has none"
-    )
 
     def __post_init__(self) -> None:
         if not (isfinite(self.noise) and self.noise >= 0):
             raise ConfigError(f"noise must not be negative, got {self.noise}")
         if not (isfinite(self.mean_output_len) and self.mean_output_len >= 1):
             raise ConfigError(f"mean_output_len must be 1 or more, got {self.mean_output_len}")
-        check_positive(self, "state_slots")
         _ = self.slow_list
 
     @property
