@@ -17,6 +17,8 @@ _ENDINGS = frozenset(
 # Tokens that end an answer of gpt-oss. In files with both, the third ends only a message of an answer.
 _HARMONY_ENDINGS = frozenset({"<|return|>", "<|call|>"})
 _MESSAGE_END = "<|end|>"
+# Control tokens of Gemma's chats, which some files list as text.
+_TURNS = frozenset({"<start_of_turn>", "<end_of_turn>"})
 # Names in chat templates, and in keys of the metadata.
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -69,6 +71,7 @@ def read_vocabulary(file: GgufFile) -> GgufVocabulary:
     for name, values in (("token_type", kinds), ("scores", scores)):
         if values and len(values) != len(texts):
             raise UnsupportedModelError(f"{file.path}: {_KEY}.{name} has {len(values)} values for {len(texts)} tokens")
+    kinds = [TokenKind.CONTROL.value if text in _TURNS else kind for text, kind in zip(texts, kinds, strict=True)]
     if fields.flag(f"{_KEY}.remove_extra_whitespaces"):
         fields.refuse(f"{_KEY}.remove_extra_whitespaces")
     return GgufVocabulary(

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.gguf.files import open_gguf
+from roseinfer.gguf.tokens import TokenKind, read_vocabulary
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import read_generation_config
 from tests.helpers.checkpoints import make_reference
@@ -194,6 +196,19 @@ def test_tokens_that_end_an_answer_of_gpt_oss(tmp_path: Path) -> None:
     }
     path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
     assert read_generation_config(path).eos_token_ids == (95, 96, 97)
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+def test_turns_of_gemma_are_control_tokens_in_every_file(tmp_path: Path, kind: int) -> None:
+    """Check files that list them as text, or as tokens of the user."""
+    changes = {
+        "tokenizer.ggml.tokens": [*(str(i) for i in range(97)), "<start_of_turn>", "<end_of_turn>"],
+        "tokenizer.ggml.token_type": [1] * 97 + [kind] * 2,
+        "tokenizer.ggml.eos_token_id": 96,
+    }
+    path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
+    assert read_generation_config(path).eos_token_ids == (96, 98)
+    assert read_vocabulary(open_gguf(path)).kinds[97:] == [TokenKind.CONTROL] * 2
 
 
 def test_sampling_that_no_request_could_use(tmp_path: Path) -> None:
