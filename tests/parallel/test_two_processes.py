@@ -39,6 +39,7 @@ FAMILIES = (
     "granite",
     "glm4",
     "olmo2",
+    "gemma3",
     "qwen3.5-moe",
     "qwen3-next",
 )
