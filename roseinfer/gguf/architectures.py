@@ -15,6 +15,7 @@ _ROUTER_FUNCTIONS = {1: "softmax"}  # supported values of expert_gating_func
 # Each so many-th layer does not rotate (SmolLM3), or has no window, if the file has no pattern.
 _DEFAULT_ROPE_INTERVAL = 4
 _DEFAULT_WINDOW_INTERVAL = 4
+_DEFAULT_FULL_INTERVAL = 4  # each so many-th layer of a hybrid has attention
 _DEFAULT_GEMMA3_WINDOW_INTERVAL = 6
 # Layers of Gemma 3 27B, whose scores have another scale.
 _GEMMA3_27B_LAYER_COUNT = 62
@@ -233,6 +234,45 @@ def _gpt_oss(keys: MetadataFields) -> Config:
     }
 
 
+def _qwen35(keys: MetadataFields) -> Config:
+    return {"architectures": ["Qwen3_5ForCausalLM"], **_hybrid(keys)}
+
+
+def _qwen35_moe(keys: MetadataFields) -> Config:
+    keys.integer("feed_forward_length")  # no layer is dense
+    return {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        **_experts(keys),
+        "moe_intermediate_size": keys.needed_integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.needed_integer("expert_shared_feed_forward_length"),
+        **_hybrid(keys, width="expert_feed_forward_length"),
+    }
+
+
+def _hybrid(keys: MetadataFields, width: str = "feed_forward_length") -> Config:
+    """Return the fields of a model of gated DeltaNet and attention. Blocks of a draft head, which come last, are not
+    counted. width: key of the feed-forward networks' width.
+    """
+    keys.values("rope.dimension_sections")  # a text has the same position in each
+    config, heads = _decoder(keys, partial=True, width=width), keys.needed_integer("ssm.time_step_rank")
+    drafting, inner = keys.integer("nextn_predict_layers") or 0, keys.needed_integer("ssm.inner_size")
+    if inner % max(1, heads):
+        keys.refuse("ssm.inner_size", f"ssm.time_step_rank = {heads} does not divide it")
+    full = next((name for name in keys.file.tensors if name.endswith("attn_q.bias")), None)
+    return {
+        **config,
+        "attention_bias": full is not None,
+        "num_hidden_layers": config["num_hidden_layers"] - drafting,
+        "mtp_num_hidden_layers": drafting,
+        "full_attention_interval": keys.integer("full_attention_interval") or _DEFAULT_FULL_INTERVAL,
+        "linear_conv_kernel_dim": keys.needed_integer("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.needed_integer("ssm.state_size"),
+        "linear_num_key_heads": keys.needed_integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // max(1, heads),
+    }
+
+
 def _experts(keys: MetadataFields) -> Config:
     """Return the fields of experts. llama.cpp always divides the chosen experts' weights by their sum."""
     if keys.flag("expert_weights_norm") is False:
@@ -270,10 +310,17 @@ def _layer_types(keys: MetadataFields, interval: int = _DEFAULT_WINDOW_INTERVAL)
     return [_SLIDING if windowed else _FULL for windowed in found]
 
 
-def _decoder(keys: MetadataFields, *, eps: dict[str, str] = _RMS_EPS, partial: bool = False) -> Config:
+def _decoder(
+    keys: MetadataFields,
+    *,
+    eps: dict[str, str] = _RMS_EPS,
+    partial: bool = False,
+    width: str = "feed_forward_length",
+) -> Config:
     """Return the fields that most architectures share.
 
-    eps: the field of the norms' epsilon, and its key. partial: a part of each head may be rotated.
+    eps: the field of the norms' epsilon, and its key. partial: a part of each head may be rotated. width: key of the
+    feed-forward networks' width.
     """
     hidden = keys.needed_integer("embedding_length")
     heads = keys.needed_integer("attention.head_count")
@@ -289,7 +336,7 @@ def _decoder(keys: MetadataFields, *, eps: dict[str, str] = _RMS_EPS, partial: b
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(keys) or heads,
         "head_dim": head_dim,
-        "intermediate_size": keys.needed_integer("feed_forward_length"),
+        "intermediate_size": keys.needed_integer(width),
         "max_position_embeddings": keys.needed_integer("context_length"),
         **{field: keys.needed_number(key) for field, key in eps.items()},
         "hidden_act": "silu",
@@ -322,6 +369,8 @@ READERS: dict[str, Callable[[MetadataFields], Config]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35_moe,
     "phi3": _phi3,
     "smollm3": _smollm3,
     "granite": _granite,

@@ -78,6 +78,10 @@ class GgufWeights:
         info = self._tensors[stored]
         parts = list(shard) if shard is not None else [Share(0, width, width) for width in into.shape]
         assert tuple(part.width for part in parts) == tuple(into.shape), f"{name}: {parts} into {list(into.shape)}"
+        if into.ndim == 3:  # a convolution of single channels, whose middle dimension files leave out
+            into, parts = into[:, 0], [parts[0], parts[2]]
+        elif len(info.shape) == 1 < into.ndim and parts[0].whole == 1:  # a matrix of one row, stored as a vector
+            into, parts = into[0], parts[1:]
         wanted = [part.whole for part in parts]
         shape = wanted if part is None else [self._experts, *wanted]
         if list(info.shape) != shape:
@@ -89,25 +93,38 @@ class GgufWeights:
         if into.ndim == 1:  # a vector is one row, which may be in any order
             whole = self._widened(stored, info, [part or 0]).view(-1)
             whole = whole if order is None else whole[torch.from_numpy(order)]
+            if self._names.is_decay(stored):
+                whole = self._logarithms(stored, whole)
             if offset := self._names.offset(stored):
                 whole = whole.to(torch.float32) - offset
             into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
             return
         rows, columns = parts
+        wanted_columns = self._names.column_order(stored)
+        column_order = None if wanted_columns is None else torch.from_numpy(wanted_columns)
         before = 0 if part is None else part * rows.whole
         rows_of_chunk = max(1, CHUNK_VALUE_COUNT // info.shape[-1])
         for start in range(0, rows.width, rows_of_chunk):
             stop = min(rows.width, start + rows_of_chunk)
             chosen = slice(before + rows.start + start, before + rows.start + stop)
             chunk = self._widened(stored, info, chosen if order is None else order[chosen])
+            if column_order is not None:
+                chunk = chunk[:, column_order]
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
+
+    def _logarithms(self, stored: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return x of -e^x. Raise `UnsupportedModelError` for a number that is not negative."""
+        if not bool((whole < 0).all()):
+            raise UnsupportedModelError(f"{self._path}: tensor {stored} holds a number that is not negative")
+        return whole.float().neg().log()
 
     def skip(self, name: str) -> None:
         self._find(name)
 
     def refuse_unread(self) -> None:
         """Raise `UnsupportedModelError` if the file holds tensors that the model has not requested."""
-        unexpected = sorted(self._tensors.keys() - self._read - CONFIG_TENSORS)
+        unread = self._tensors.keys() - self._read - CONFIG_TENSORS
+        unexpected = sorted(name for name in unread if not self._names.is_left_out(name))
         if unexpected:
             more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
             names = ", ".join(map(printable, unexpected[:5]))

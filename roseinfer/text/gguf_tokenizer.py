@@ -28,6 +28,10 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 # Words whose capitals come first, with what precedes them.
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
@@ -63,6 +67,7 @@ _RULES = {
     "tekken": _Rule(_TEKKEN, whole=True, bos=True),
     "gpt-4o": _Rule(_O200K, whole=True),
     "qwen2": _Rule(_QWEN2, nfc=True),
+    "qwen35": _Rule(_QWEN35, nfc=True),
     "deepseek-r1-qwen": _Rule(_QWEN2, nfc=True),
 }
 

@@ -31,11 +31,13 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 # Architectures whose q and k the converter permutes.
 _PERMUTED = ("llama", "smollm3", "granite", "mistral3")
 # Architectures to whose norms the converter adds 1.
-_RAISED = ("gemma3",)
+_RAISED = ("gemma3", "qwen35", "qwen35moe")
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 # Fields of config.json that become keys as they are.
 _COPIED = {
@@ -43,6 +45,10 @@ _COPIED = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_intermediate_size",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
     "attention.key_length": "head_dim",
     "attention.value_length": "head_dim",
     "attention.scale": "attention_multiplier",
@@ -62,7 +68,7 @@ def metadata_of(model: PreTrainedModel, pieces: int) -> dict[str, Any]:
         found |= {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
         found |= {"attention.layer_norm_epsilon": float(config["layer_norm_epsilon"])}
     else:
-        found |= {"feed_forward_length": config["intermediate_size"]}
+        found |= {"feed_forward_length": config["intermediate_size"]} if "intermediate_size" in config else {}
         found |= {"attention.head_count_kv": config["num_key_value_heads"]}
         found |= _epsilon(config)
         found |= {key: config[name] for key, name in _COPIED.items() if config.get(name) is not None}
@@ -145,6 +151,16 @@ def _gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"expert_feed_forward_length": width, "attention.sliding_window": window}
 
 
+def _qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"]}
+    found |= {"rope.dimension_count": _rotated(config), "rope.dimension_sections": [1, 1, 0, 0]}
+    found |= {"full_attention_interval": config["layer_types"].index("full_attention") + 1}
+    if "num_experts" in config:
+        found |= {"expert_count": config["num_experts"]}
+        found |= {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]}
+    return found
+
+
 def _ministral3(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
     found = {
@@ -166,6 +182,8 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "hunyuan_v1_dense": _hunyuan,
     "ministral3": _ministral3,
     "gpt_oss": _gpt_oss,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_5,
 }
 
 
@@ -192,6 +210,8 @@ def tensors_of(model: PreTrainedModel, encode: Callable[[str, np.ndarray], tuple
     for name, tensor in _apart(model.state_dict()).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
+        if ".linear_attn." in name:
+            name, tensor = _delta_tensor(name, tensor, config)
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert called is not None, name
         values = tensor.float().numpy()
@@ -200,13 +220,34 @@ def tensors_of(model: PreTrainedModel, encode: Callable[[str, np.ndarray], tuple
             values = permuted(values, config["num_attention_heads"])
         if architecture in _PERMUTED and ".k_proj." in name:
             values = permuted(values, config["num_key_value_heads"])
-        if architecture in _RAISED and name.endswith("norm.weight"):
+        if architecture in _RAISED and name.endswith("norm.weight") and ".linear_attn." not in name:
             values = values + 1
         found[called] = encode(called, np.ascontiguousarray(values))
     for kind in ("short", "long"):
         if factors := (config.get("rope_parameters") or {}).get(f"{kind}_factor"):
             found[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32), "F32"
     return found
+
+
+def _delta_tensor(name: str, tensor: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
+    """A tensor of linear attention as the converter writes it: value heads in another order, -e^A_log."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+
+    def tiled(values: torch.Tensor) -> torch.Tensor:
+        by_head = values.unflatten(0, (keys, heads // keys, -1))
+        return by_head.transpose(0, 1).flatten(0, 2)
+
+    mixed = 2 * keys * config["linear_key_head_dim"]
+    kind = name.split(".linear_attn.")[1].removesuffix(".weight")
+    if kind in ("in_proj_qkv", "conv1d"):
+        tensor = torch.cat((tensor[:mixed], tiled(tensor[mixed:]))).squeeze(1)
+    elif kind == "out_proj":
+        tensor = tiled(tensor.T).T
+    elif kind != "norm":
+        tensor = tiled(tensor)
+    if kind == "A_log":
+        tensor = -tensor.exp()
+    return name.replace("dt_bias", "dt_proj.bias"), tensor
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

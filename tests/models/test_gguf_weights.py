@@ -59,6 +59,8 @@ OTHER_SHAPES = (
     ("ministral3", {}),
     # The file has no scale of scores, which follows from the heads.
     ("gemma3", {"query_pre_attn_scalar": 12}),
+    ("qwen3.5", {"layer_types": ["linear_attention", "full_attention"] * 2, "attention_bias": True}),
+    ("qwen3.5-moe", {}),
 )
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -98,6 +100,26 @@ def test_what_files_of_gemma_3_leave_out(tmp_path: Path) -> None:
     absent["gemma3.attention.sliding_window"] = None
     whole = read_model_spec(write_model(tmp_path / "whole.gguf", reference, **absent))
     assert whole.windows == () and len({layer.rope for layer in whole.layers}) == 1
+
+
+def test_blocks_of_a_draft_head_are_left_out(tmp_path: Path) -> None:
+    reference = make_reference("qwen3.5-moe")
+    keys = metadata_of(reference, 99) | {"qwen35moe.block_count": 4, "qwen35moe.nextn_predict_layers": 1}
+    tensors = tensors_of(reference, as_floats)
+    path = write(tmp_path / "m.gguf", keys, tensors | {"blk.3.nextn.enorm.weight": (np.ones(32, np.float32), "F32")})
+    assert read_model_spec(path).left_out == ("multi-token prediction head",)
+    torch.testing.assert_close(logits(path), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+    write(path, keys, tensors | {"blk.2.nextn.enorm.weight": (np.ones(32, np.float32), "F32")})
+    with pytest.raises(UnsupportedModelError, match=r"unexpected tensor blk\.2\.nextn"):
+        logits(path)
+
+
+def test_a_decay_that_would_grow_is_refused(tmp_path: Path) -> None:
+    reference = make_reference("qwen3.5-moe")
+    tensors = tensors_of(reference, as_floats) | {"blk.0.ssm_a": (np.ones(6, np.float32), "F32")}
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors)
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ssm_a holds a number that is not negative"):
+        logits(path)
 
 
 def test_norms_keep_their_precision(tmp_path: Path) -> None:

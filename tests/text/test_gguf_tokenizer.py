@@ -27,6 +27,8 @@ SPLITS = {
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -45,7 +47,7 @@ def trained(name: str) -> tokenizers.Tokenizer:
         before = [pre_tokenizers.Digits(individual_digits=True)]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*before, byte_level])
     backend.decoder = decoders.ByteLevel()
-    if name == "qwen2":
+    if name in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(alphabet)))
@@ -79,7 +81,7 @@ def save(path: Path, metadata: dict[str, Any]) -> Path:
     return write(path, kept, {"t": (np.ones(1, np.float32), "F32")})
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o"])
+@pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "gpt-4o"])
 def test_byte_level_texts_get_the_same_ids(name: str, tmp_path: Path) -> None:
     original = trained(name)
     ours = Tokenizer.from_folder(save(tmp_path / "m.gguf", metadata_of(original, name)))

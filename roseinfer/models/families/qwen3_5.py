@@ -34,7 +34,6 @@ _MOE_DEFAULTS = {
     **_DEFAULTS,
     "hidden_size": 2048,
     "moe_intermediate_size": 512,
-    "num_experts": 256,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 40,
     "num_key_value_heads": 2,
