@@ -34,12 +34,11 @@ class PlanState:
         if plan.copies:
             self._copy(plan.copies)
         growing = [row for row in plan.rows if row.new_blocks]
-        if growing:
-            seats.grow_tables(growing)
+        if growing or plan.groups:
+            seats.grow_tables(growing, plan.groups)
         for group, changes in enumerate(plan.groups, 1):
             if changes.copies:
                 self._copy(changes.copies, group)
-            seats.write_tables(group, changes.tables)
         if seats.states is not None:
             seats.states.apply(plan.states)
         if plan.num_drafts:

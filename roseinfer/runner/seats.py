@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from roseinfer.core.plan import Admission, Row, TableChange
+from roseinfer.core.plan import Admission, GroupChanges, Row, TableChange
 from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.device import upload, write_ranges
@@ -75,6 +75,7 @@ class SeatTable:
         self.tokens = torch.zeros((rows, max_model_len + 1), dtype=torch.int32, device=device)
         # Kernels are compiled for aligned pointers, so the tables of each group begin at a multiple of 16 bytes.
         whole = torch.zeros((len(spare_blocks), -(-rows // 4) * 4, self.max_blocks), dtype=torch.int32, device=device)
+        self._lines_per_group, self._table_lines = whole.shape[1], whole.flatten(0, 1)
         self.all_tables = whole[:, :rows]
         self.tables = self.all_tables.unbind()
         self.block_tables = self.tables[0]
@@ -119,20 +120,29 @@ class SeatTable:
         features = self.at(seat).features
         return [edit for bit, edit in self.edits.items() if features & bit]
 
-    def grow_tables(self, rows: Sequence[Row]) -> None:
-        """Write the rows' new block-table entries in one scatter."""
+    def grow_tables(self, rows: Sequence[Row], groups: Sequence[GroupChanges] = ()) -> None:
+        """Write the rows' new block-table entries, and those of further groups, in one scatter.
+
+        A seat that is admitted and grows in the same step has two changes in a group, hence two scatters.
+        """
         for row in rows:
             self.at(row.seat).num_blocks = row.table_from + len(row.new_blocks)
-        seats, columns = [row.seat for row in rows], [row.table_from for row in rows]
-        write_ranges(self.block_tables, seats, columns, [row.new_blocks for row in rows])
-
-    def write_tables(self, group: int, changes: Sequence[TableChange]) -> None:
-        """Write entries of a further group's block tables, in one scatter unless a seat has several changes."""
-        while changes:
-            first_of = {change.seat: change for change in reversed(changes)}
-            seats, columns, blocks = zip(*first_of.values(), strict=True)
-            write_ranges(self.tables[group], seats, columns, blocks)
-            changes = [change for change in changes if first_of[change.seat] is not change]
+        lines, columns = [row.seat for row in rows], [row.table_from for row in rows]
+        blocks, written, later = [row.new_blocks for row in rows], set[int](), [list[TableChange]() for _ in groups]
+        for group, changes in enumerate(groups):
+            before = (group + 1) * self._lines_per_group
+            for change in changes.tables:
+                line = before + change.seat
+                if line in written:
+                    later[group].append(change)
+                    continue
+                written.add(line)
+                lines.append(line)
+                columns.append(change.table_from)
+                blocks.append(change.blocks)
+        write_ranges(self._table_lines, lines, columns, blocks)
+        if any(later):
+            self.grow_tables((), [GroupChanges(tuple(changes)) for changes in later])
 
     def write_drafts(self, rows: Sequence[Row]) -> None:
         """Write the rows' drafts after their known tokens, as inputs of the forward pass.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.core.plan import Admission, Row, TableChange
+from roseinfer.core.plan import Admission, GroupChanges, Row, TableChange
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
@@ -48,7 +48,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> CudaInputs:
         tokens = [(seat * 7 + i) % 50 for i in range(LENGTH)]
         table = tuple(range(seat * blocks, (seat + 1) * blocks))
         seats.admit([Admission(f"r{seat}", seat, tokens, LENGTH, params, 0, (), table)])
-        seats.write_tables(1, [TableChange(seat, 0, tuple(reversed(table)))])
+        seats.grow_tables([], [GroupChanges((TableChange(seat, 0, tuple(reversed(table))),))])
     return CudaInputs(seats, ROWS, TOKENS)
 
 

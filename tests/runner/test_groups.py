@@ -153,7 +153,8 @@ class Side:
 
 def test_a_seat_may_be_admitted_and_grow_in_one_step() -> None:
     seats = SeatTable(SEATS, LENGTH, BLOCK, VOCAB, torch.device("cpu"), [70, 71])
-    seats.write_tables(1, [TableChange(1, 2, (5, 6, 7)), TableChange(0, 0, (9,)), TableChange(1, 4, (8, 10))])
+    tables = (TableChange(1, 2, (5, 6, 7)), TableChange(0, 0, (9,)), TableChange(1, 4, (8, 10)))
+    seats.grow_tables([], [GroupChanges(tables)])
     assert seats.tables[1][1, 2:6].tolist() == [5, 6, 8, 10]
     assert seats.tables[1][0, 0] == 9 and seats.tables[1][SEATS].unique().tolist() == [71]
     assert not seats.tables[0][:SEATS].any() and seats.tables[0][SEATS].unique().tolist() == [70]
