@@ -206,6 +206,8 @@ class ChatTemplate:
         said = [self._message(message, i) for i, message in enumerate(messages)]
         if self._is_harmony:
             said = history.fitted(said)
+            if isinstance(kwargs.get("tools"), list):
+                kwargs = {**kwargs, "tools": history.fitted_tools(kwargs["tools"])}
         try:
             return self._write(said, generation_prompt, continue_final, kwargs)
         except RENDER_ERRORS as error:

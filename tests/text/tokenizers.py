@@ -64,7 +64,15 @@ HARMONY_TEMPLATE = """{%- macro say(header, content, end) -%}
     {%- set said = messages[1:] %}
 {%- endif %}
 {%- if tools %}
-    {{- say('developer', 'namespace functions ' + tools | map(attribute='function') | list | tojson, '<|end|>') }}
+    {{- '<|start|>developer<|message|>namespace functions' }}
+    {%- for tool in tools | map(attribute='function') %}
+        {{- '\\n// ' + tool.description + '\\ntype ' + tool.name }}
+        {%- set parameters = (tool.parameters or {}).properties or {} %}
+        {%- for name, spec in parameters.items() if spec.enum and spec.default is defined %}
+            {{- '\\n' + name + ' // default: ' + spec.default }}
+        {%- endfor %}
+    {%- endfor %}
+    {{- '<|end|>' }}
 {%- endif %}
 {%- set called = namespace(name=none) %}
 {%- for message in said %}

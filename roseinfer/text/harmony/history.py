@@ -1,9 +1,10 @@
-"""Messages in the form that gpt-oss' chat template takes.
+"""Messages and tools in the form that gpt-oss' chat template takes.
 
 The template reads reasoning from `thinking`, which must not stand beside text in a message with tool calls. It writes
 one call per message, and only a first system message. What it would leave out is moved to where it is written.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,31 @@ def fitted(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             found.append({**message, "role": "user"})
     return found
+
+
+def fitted_tools(tools: Sequence[Any]) -> list[Any]:
+    """Return tools with what the template joins to texts: descriptions, and defaults of enumerations."""
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    function = {**function, "description": function.get("description") or ""}
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(parameters, dict) and isinstance(properties, dict):
+        shown = {name: _with_text_default(schema) for name, schema in properties.items()}
+        function["parameters"] = {**parameters, "properties": shown}
+    return {**tool, "function": function}
+
+
+def _with_text_default(schema: Any) -> Any:
+    joined = isinstance(schema, dict) and "default" in schema and ("enum" in schema or "oneOf" in schema)
+    if not joined or isinstance(schema["default"], str):
+        return schema
+    return {**schema, "default": json.dumps(schema["default"])}
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

@@ -85,3 +85,15 @@ def test_special_tokens_of_users_stay_text() -> None:
     plain = template.encode([{"role": "user", "content": "x"}])
     end = tokenizer.backend.token_to_id("<|end|>")
     assert ids.count(end) == plain.count(end)
+
+
+def test_tools_may_lack_what_the_template_writes() -> None:
+    """Check texts to which it joins descriptions, and defaults of enumerations."""
+    numbers = {"n": {"enum": [1, 2], "default": 1}, "s": {"enum": ["a"], "default": "a"}, "x": True}
+    tools = [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "description": "Do.", "parameters": {"properties": numbers}}},
+    ]
+    text = rendered(USER, tools=tools)
+    assert "// \ntype f\n// Do.\ntype g\nn // default: 1\ns // default: a<|end|>" in text
+    assert numbers["n"] == {"enum": [1, 2], "default": 1}
