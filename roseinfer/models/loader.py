@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
@@ -45,9 +45,15 @@ _TOKEN_MATRICES = ("embed_tokens.weight", _HEAD)
 
 
 def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dtype:
-    """Resolve the option `dtype` of `ModelConfig`: "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    """Resolve the option `dtype` of `ModelConfig`: "auto" is the checkpoint's on a GPU and float32 on a CPU.
+
+    Raise `ConfigError` for float16 if the model needs a wider range.
+    """
     if dtype == "auto":
-        dtype = spec.dtype if device.type == "cuda" else "float32"
+        stored = "bfloat16" if spec.dtype == "float16" and spec.overflows_float16 else spec.dtype
+        dtype = stored if device.type == "cuda" else "float32"
+    if dtype == "float16" and spec.overflows_float16:
+        raise ConfigError(f"dtype: {spec.architecture} computes numbers beyond float16 (use bfloat16 or float32)")
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 

@@ -77,7 +77,7 @@ class ModelSpec:
     of the dense layers. Multipliers: of the embedding (rounded: to the dtype that is computed in), of what each part
     adds to the residual stream, and of the logits. logit_cap: logits become cap * tanh(logit / cap). tied_embeddings:
     the head is the embedding's table; None if the checkpoint stores no head. left_out: parts of the checkpoint that are
-    not loaded, such as `VISION_TOWER`.
+    not loaded, such as `VISION_TOWER`. overflows_float16: activations of published models exceed its range.
     """
 
     architecture: str
@@ -105,6 +105,7 @@ class ModelSpec:
     logit_cap: float | None = None
     quantization: QuantScheme | None = None
     experts: ExpertsSpec | None = None
+    overflows_float16: bool = False
     left_out: tuple[str, ...] = ()
 
     @property

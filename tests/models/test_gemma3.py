@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from roseinfer.attention.rope_spec import RopeSpec
-from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.decoder import Decoder
 from roseinfer.models.generation import read_generation_config
-from roseinfer.models.loader import load_model
+from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.models.spec import ModelSpec
 from tests.helpers.batches import HandRow, HandRunner, make_batch
 from tests.helpers.checkpoints import make_reference, save_reference
@@ -204,6 +204,16 @@ def test_other_values_are_refused_by_name(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{named}.* is not supported"):
         read(tmp_path, config, **{field: value})
+
+
+@pytest.mark.parametrize("config", [GEMMA3_1B, GEMMA3_4B])
+def test_float16_is_too_narrow(config: dict[str, Any], tmp_path: Path) -> None:
+    """Check that files in float16, as GGUF files may be, are computed in bfloat16."""
+    spec, gpu = read(tmp_path, config, torch_dtype="float16"), torch.device("cuda")
+    assert (spec.dtype, resolve_dtype(spec, "auto", gpu)) == ("float16", torch.bfloat16)
+    assert resolve_dtype(spec, "float32", gpu) == torch.float32
+    with pytest.raises(ConfigError, match=r"dtype: .* float16"):
+        resolve_dtype(spec, "float16", gpu)
 
 
 @torch.inference_mode()

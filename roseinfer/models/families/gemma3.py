@@ -78,6 +78,7 @@ def read_gemma3(fields: ConfigFields, architecture: str, max_model_len: int | No
         embedding_multiplier_rounded=True,
         logit_cap=fields.number("final_logit_softcapping") if capped else None,
         tied_embeddings=fields.flag("tie_word_embeddings", True),
+        overflows_float16=True,
     )
 
 
