@@ -45,9 +45,9 @@ class CudaInputs:
         rows, tokens = _width(max_rows), aligned(max_tokens)
         self.seats = seats
         self.max_rows = max_rows
-        # Layout, rows of tokens, positions that need logits, samples, a map of chunks, and tables of states.
+        # Layout, rows of tokens, drafts, positions that need logits, samples, a map of chunks, and tables of states.
         samples = rows + aligned(max_drafts)
-        size = FIELDS * rows + 2 * tokens + 2 * samples + CHUNK_FIELD_COUNT * (rows + tokens)
+        size = FIELDS * rows + 3 * tokens + 2 * samples + CHUNK_FIELD_COUNT * (rows + tokens)
         self.staging = Staging(size + self._states_size(max_rows, max_tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
@@ -56,6 +56,7 @@ class CudaInputs:
         self.context_len = torch.zeros(rows, dtype=torch.int32, device=device)
         self.query_start = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.one_each = torch.arange(rows, dtype=torch.int32, device=device)
+        self._no_drafts = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self._numbers = np.arange(rows, dtype=np.int32)
 
     # --- any step, for an eager forward pass --------------------------------------------------------------------
@@ -64,11 +65,12 @@ class CudaInputs:
         width = aligned(num_rows)
         host = self.staging.fill()
         context_lens = self._write_rows(host, columns, width)
-        tokens_at = FIELDS * width
+        tokens_at, drafts_at, tail_at, _ = _mixed_sections(width, num_tokens, 0)
         host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
-        tail = _Tail.write(host, tokens_at + aligned(num_tokens), columns, width)
+        _write_drafts(host[drafts_at:tail_at], columns)
+        tail = _Tail.write(host, tail_at, columns, width)
         on_device = self.staging.send(tail.end)
-        layout = self._expand(on_device, width, on_device[tokens_at : tokens_at + num_tokens])
+        layout = self._expand_mixed(on_device, width, num_tokens)
         batch = ForwardBatch(
             input_ids=self.input_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -102,7 +104,7 @@ class CudaInputs:
 
     def decode_batch(self, bucket: int) -> ForwardBatch:
         """Launch the kernel that reads what `stage_decodes` uploads, and return the batch; to be captured."""
-        layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket])
+        layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket], self._no_drafts[:bucket])
         return self._placeholder(bucket, bucket, layout, self._states_at(layout.numel(), bucket, 0))
 
     def decode_samples(self, bucket: int) -> SampleAt:
@@ -123,9 +125,10 @@ class CudaInputs:
         decodes = columns.num_decodes
         host[DECODE_LEN * width : FIELDS * width] = 0
         host[DECODE_LEN * width : DECODE_LEN * width + decodes] = context_lens[:decodes]
-        tokens_at, map_at, tail_at = _mixed_sections(width, bucket, chunks)
+        tokens_at, drafts_at, map_at, tail_at = _mixed_sections(width, bucket, chunks)
         host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
-        host[tokens_at + num_tokens : map_at] = -1
+        host[tokens_at + num_tokens : drafts_at] = -1
+        _write_drafts(host[drafts_at:map_at], columns)
         host[map_at : map_at + chunk_map.size] = chunk_map.reshape(-1)
         host[map_at + chunk_map.size : tail_at] = -1
         tail_at = self._write_states(host, tail_at, rows, state_pieces(bucket, rows), columns)
@@ -140,9 +143,9 @@ class CudaInputs:
         """
         rows = min(bucket, self.max_rows)
         width = _width(rows)
-        tokens_at, map_at, states_at = _mixed_sections(width, bucket, chunks)
+        _, _, map_at, states_at = _mixed_sections(width, bucket, chunks)
         staged = self.staging.device
-        layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
+        layout = self._expand_mixed(staged, width, bucket)
         chunk_map = staged[map_at : map_at + CHUNK_FIELD_COUNT * chunks].view(chunks, CHUNK_FIELD_COUNT)
         states = self._states_at(states_at, rows, state_pieces(bucket, rows))
         return self._placeholder(bucket, rows, layout, states, chunk_map, divided)
@@ -151,8 +154,8 @@ class CudaInputs:
         """Do as `mixed_batch` for steps whose rows are within `limits`, staged without a map of chunks."""
         rows = min(bucket, self.max_rows)
         width = _width(rows)
-        tokens_at, _, states_at = _mixed_sections(width, bucket, 0)
-        layout = self._expand(self.staging.device, width, self.staging.device[tokens_at : tokens_at + bucket])
+        _, _, _, states_at = _mixed_sections(width, bucket, 0)
+        layout = self._expand_mixed(self.staging.device, width, bucket)
         states = self._states_at(states_at, rows, state_pieces(bucket, rows))
         return replace(self._placeholder(bucket, limits.rows, layout, states), num_decodes=0, max_query=limits.tokens)
 
@@ -180,13 +183,20 @@ class CudaInputs:
             layout[field, :num_rows] = values
             layout[field, num_rows:] = 0
 
-    def _expand(self, staged: torch.Tensor, width: int, token_rows: torch.Tensor) -> torch.Tensor:
+    def _expand_mixed(self, staged: torch.Tensor, width: int, num_tokens: int) -> torch.Tensor:
+        """Do as `_expand` for a step of any rows, whose tokens and drafts are staged too."""
+        tokens_at, drafts_at, _, _ = _mixed_sections(width, num_tokens, 0)
+        drafts = staged[drafts_at : drafts_at + num_tokens]
+        return self._expand(staged, width, staged[tokens_at : tokens_at + num_tokens], drafts)
+
+    def _expand(self, staged: torch.Tensor, width: int, token_rows: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
         """Launch `expand_rows` on the layout at the beginning of `staged`, and return the layout."""
         layout = staged[: FIELDS * width].view(FIELDS, width)
         num_tokens = token_rows.shape[0]
         expand_rows(
             layout,
             token_rows,
+            drafts,
             self.seats.tokens,
             self.seats.all_tables,
             self.seats.block_size,
@@ -325,8 +335,17 @@ def _rows_of_tokens(columns: Columns) -> np.ndarray:
     return np.repeat(np.arange(len(columns.count), dtype=np.int32), columns.count)
 
 
-def _mixed_sections(width: int, tokens: int, chunks: int) -> tuple[int, int, int]:
-    """Return the offsets of the rows of tokens, the map of chunks and the tail in a staged mixed step."""
+def _write_drafts(host: np.ndarray, columns: Columns) -> None:
+    """Write which tokens are drafts, and -1 for the others."""
+    host[:] = -1
+    if any(columns.drafts):
+        for end, drafts in zip(accumulate(columns.count), columns.drafts, strict=True):
+            host[end - len(drafts) : end] = drafts
+
+
+def _mixed_sections(width: int, tokens: int, chunks: int) -> tuple[int, int, int, int]:
+    """Return the offsets of the rows of tokens, the drafts, the map of chunks and the tail in a staged mixed step."""
     tokens_at = FIELDS * width
-    map_at = tokens_at + aligned(tokens)
-    return tokens_at, map_at, map_at + aligned(CHUNK_FIELD_COUNT * chunks)
+    drafts_at = tokens_at + aligned(tokens)
+    map_at = drafts_at + aligned(tokens)
+    return tokens_at, drafts_at, map_at, map_at + aligned(CHUNK_FIELD_COUNT * chunks)

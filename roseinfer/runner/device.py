@@ -13,6 +13,9 @@ MAX_CPU_SLICE_ELEMENTS = 2**19
 MAX_GPU_SLICE_ELEMENTS = 2**25
 # With several host buffers, filling one need not wait for the copy from the last.
 _BUFFER_COUNT = 4
+# Up to so many values of ranges, their places are listed on the host: one copy and two launches, which steps with new
+# blocks or drafts wait for.
+MAX_LISTED_COUNT = 128
 # Sections begin at multiples of this many integers. Kernels are compiled for aligned pointers; an unaligned section
 # would trigger compilation while serving.
 ALIGN_COUNT = 32
@@ -79,6 +82,12 @@ def write_ranges(
     if not flat:
         return
     width = target.shape[1]
+    if len(flat) <= MAX_LISTED_COUNT:
+        ranges = zip(rows, columns, lengths, strict=True)
+        places = [row * width + column + i for row, column, length in ranges for i in range(length)]
+        placed = upload((places, flat), torch.int64, target.device)
+        target.view(-1).index_copy_(0, placed[0], placed[1].to(target.dtype))
+        return
     # Element j of the flat list goes to j + shift, where shift is constant within one range.
     shifts, before = [], 0
     for row, column, length in zip(rows, columns, lengths, strict=True):

@@ -85,7 +85,11 @@ class Columns:
 
 
 def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
-    """Build the batch of at least one row. Token pool and block tables must be up to date."""
+    """Build the batch of at least one row, and write its drafts to the token pool, which must be up to date otherwise,
+    as must the block tables.
+    """
+    if any(columns.drafts):
+        seats.write_drafts(columns.seat, columns.start, columns.drafts)
     context_lens = list(map(add, columns.start, columns.count))
     if columns.only_decodes:
         return _decode_batch(columns, seats, context_lens)
@@ -196,7 +200,10 @@ class PreparedBatch:
 
 class ForwardPass(Protocol):
     def run(self, columns: Columns) -> Forwarded:
-        """Launch the forward pass of these rows. Token pool and block tables are up to date."""
+        """Launch the forward pass of these rows, and write their drafts to the token pool.
+
+        Token pool and block tables are up to date otherwise.
+        """
         ...
 
     def observe(self, span: Span) -> None:

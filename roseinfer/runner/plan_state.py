@@ -41,8 +41,6 @@ class PlanState:
                 self._copy(changes.copies, group)
         if seats.states is not None:
             seats.states.apply(plan.states)
-        if plan.num_drafts:
-            seats.write_drafts([row for row in plan.rows if row.drafts])
         if not (plan.loads or plan.stores):
             return None
         assert self._copier is not None, "there are no blocks in host memory"

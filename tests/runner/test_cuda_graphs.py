@@ -65,7 +65,8 @@ def build(folder: Path, shape: dict, *, dtype: str = "float32", **model: object)
     (folder / "config.json").write_text(json.dumps(shape))
     config = EngineConfig(
         model=ModelConfig(load_format="dummy", device="cuda", dtype=dtype, max_model_len=256, **model),
-        cache=CacheConfig(block_size=BLOCK, num_kv_blocks=BLOCKS),
+        # The script's plans have one block table for each request.
+        cache=CacheConfig(block_size=BLOCK, num_kv_blocks=BLOCKS, enable_window_groups=False),
         scheduler=SchedulerConfig(max_num_seqs=SEATS, max_num_batched_tokens=128),
     )
     return build_runner(config, folder)

@@ -1,6 +1,7 @@
 """Inputs of captured steps, computed on the CPU: in any mixture of rows, every token gets its row's values."""
 
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> CudaInputs:
         table = tuple(range(seat * blocks, (seat + 1) * blocks))
         seats.admit([Admission(f"r{seat}", seat, tokens, LENGTH, params, 0, (), table)])
         seats.grow_tables([], [GroupChanges((TableChange(seat, 0, tuple(reversed(table))),))])
-    return CudaInputs(seats, ROWS, TOKENS)
+    return CudaInputs(seats, ROWS, TOKENS, TOKENS)
 
 
 def random_rows(rng: random.Random, budget: int) -> list[Row]:
@@ -61,7 +62,9 @@ def random_rows(rng: random.Random, budget: int) -> list[Row]:
         start = rng.randint(0, LENGTH - count - 1)
         sample = rng.random() < 0.7
         write_from = rng.choice([start, start + count])
-        rows.append(Row(f"r{seat}", seat, start, count, int(sample), sample, write_from, 0, ()))
+        drafts = tuple(rng.choices(range(50), k=rng.randint(0, count - 1))) if sample else ()
+        logits = int(sample) + len(drafts)
+        rows.append(Row(f"r{seat}", seat, start, count, logits, sample, write_from, 0, (), drafts))
         budget -= count
     return rows
 
@@ -88,19 +91,21 @@ def test_any_step_padded_to_any_bucket(inputs: CudaInputs, seed: int) -> None:
     check_tokens(inputs, columns, batch)
     assert all(paging.slots[num_tokens:].eq(-1).all() for paging in batch.paging)
     assert batch.positions[num_tokens:].eq(0).all()
-    assert staged.logits_at.tolist() == [end - 1 for end, wants in zip(ends, columns.logits, strict=True) if wants]
-    sampling = [i for i, sample in enumerate(columns.sample) if sample]
-    assert staged.sample_at.seats.tolist() == [columns.seat[i] for i in sampling]
-    assert staged.sample_at.ends.tolist() == [contexts[i] for i in sampling]
+    wanted = [range(end - logits, end) for end, logits in zip(ends, columns.logits, strict=True)]
+    assert staged.logits_at.tolist() == list(chain.from_iterable(wanted))
+    samples = columns.samples()
+    assert staged.sample_at.seats.tolist() == samples.seats and staged.sample_at.ends.tolist() == samples.ends
 
 
 def check_tokens(inputs: CudaInputs, columns: Columns, batch) -> None:
     at = 0
-    layout = zip(columns.seat, columns.start, columns.count, columns.write_from, strict=True)
-    for seat, start, count, write_from in layout:
+    layout = zip(columns.seat, columns.start, columns.count, columns.write_from, columns.drafts, strict=True)
+    for seat, start, count, write_from, drafts in layout:
+        first_draft = start + count - len(drafts)
         for position in range(start, start + count):
             assert batch.positions[at] == position
             assert batch.input_ids[at] == inputs.seats.tokens[seat, position]
+            assert position < first_draft or batch.input_ids[at] == drafts[position - first_draft]
             for group, blocks in ((0, range(LENGTH // BLOCK)), (1, range(LENGTH // BLOCK)[::-1])):
                 block = seat * len(blocks) + blocks[position // BLOCK]
                 slot = block * BLOCK + position % BLOCK if position >= write_from else -1

@@ -1,6 +1,6 @@
 import torch
 
-from roseinfer.runner.device import write_ranges
+from roseinfer.runner.device import MAX_LISTED_COUNT, write_ranges
 from roseinfer.runner.timing import StepTimers
 
 
@@ -13,6 +13,17 @@ def test_ranges_are_written_to_their_places_only():
         [-1, 7, 8, 9, -1, -1],
         [-1] * 6,
     ]
+
+
+def test_many_values_are_written_as_few_are():
+    target, expected = (torch.full((3, 2 * MAX_LISTED_COUNT), -1, dtype=torch.int32) for _ in range(2))
+    ranges = {2: (7, MAX_LISTED_COUNT), 0: (3, 5)}
+    for row, (column, count) in ranges.items():
+        expected[row, column : column + count] = torch.arange(count, dtype=torch.int32)
+    write_ranges(
+        target, list(ranges), [column for column, _ in ranges.values()], [range(n) for _, n in ranges.values()]
+    )
+    assert torch.equal(target, expected)
 
 
 def test_nothing_to_write():

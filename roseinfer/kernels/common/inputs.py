@@ -12,13 +12,14 @@ from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 SEAT, START, FIRST, WRITE_FROM, COUNT = range(5)
 BLOCK_TOKENS = 128
 
-_PER_STEP = ("layout_ptr", "token_rows_ptr", "layout_stride", "num_tokens", "num_rows")
+_PER_STEP = ("layout_ptr", "token_rows_ptr", "drafts_ptr", "layout_stride", "num_tokens", "num_rows")
 
 
 @triton.jit(do_not_specialize=_PER_STEP)
 def _expand_kernel(
     layout_ptr,
     token_rows_ptr,
+    drafts_ptr,
     token_pool_ptr,
     tables_ptr,
     input_ids_ptr,
@@ -49,6 +50,9 @@ def _expand_kernel(
     write_from = tl.load(at + 3 * layout_stride, mask=inside, other=0)
     position = tl.where(padding, 0, start + (index - first))
     token = tl.load(token_pool_ptr + seat * pool_stride + position, mask=inside, other=0)
+    draft = tl.load(drafts_ptr + index, mask=inside, other=-1)
+    token = tl.where(draft >= 0, draft, token)
+    tl.store(token_pool_ptr + seat * pool_stride + position, draft, mask=draft >= 0)
     tl.store(input_ids_ptr + index, token.to(tl.int64), mask=inside)
     tl.store(positions_ptr + index, position.to(tl.int64), mask=inside)
     entry = tables_ptr + seat * tables_stride + position // BLOCK_SIZE
@@ -70,6 +74,7 @@ def _expand_kernel(
 def expand_rows(
     layout: torch.Tensor,
     token_rows: torch.Tensor,
+    drafts: torch.Tensor,
     token_pool: torch.Tensor,
     tables: torch.Tensor,
     block_size: int,
@@ -84,9 +89,9 @@ def expand_rows(
 
     layout: [5 or more, at least R] int32, by row of the step: seat, start (position of its first token), first (packed
     index of that token), write_from (first position whose K and V are written), count of tokens. token_rows: [T] int32,
-    the row of each token, or -1 for padding, which gets position 0 of row 0's seat and slot -1. token_pool: [S, W]
-    int32, token ids by seat and position. tables: [G, S, B] int32, block tables by KV group and seat; block_size: a
-    power of two.
+    the row of each token, or -1 for padding, which gets position 0 of row 0's seat and slot -1. drafts: [T] int32, ids
+    of tokens that are drafts, and -1 elsewhere. token_pool: [S, W] int32, token ids by seat and position; gets the
+    drafts. tables: [G, S, B] int32, block tables by KV group and seat; block_size: a power of two.
 
     A slot is block * block_size + offset, or -1 for positions below write_from. context_len is start + count, and
     query_start ends with T.
@@ -99,6 +104,7 @@ def expand_rows(
     _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK_TOKENS),)](
         layout,
         token_rows,
+        drafts,
         token_pool,
         tables,
         input_ids,
@@ -123,6 +129,7 @@ def expand_rows(
 def expand_rows_reference(
     layout: torch.Tensor,
     token_rows: torch.Tensor,
+    drafts: torch.Tensor,
     token_pool: torch.Tensor,
     tables: torch.Tensor,
     block_size: int,
@@ -138,6 +145,8 @@ def expand_rows_reference(
     packed = torch.arange(num_tokens, device=layout.device)
     seat = fields[SEAT, row]
     positions.copy_(torch.where(padding, 0, fields[START, row] + packed - fields[FIRST, row]))
+    at = drafts >= 0
+    token_pool[seat[at], positions[at]] = drafts[at]
     input_ids.copy_(token_pool[seat, positions])
     place = tables[:, seat, positions // block_size].long() * block_size + positions % block_size
     slots.copy_(torch.where(padding | (positions < fields[WRITE_FROM, row]), -1, place))

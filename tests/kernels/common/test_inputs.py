@@ -7,9 +7,9 @@ SEATS, LENGTH, GROUPS = 6, 200, 2
 POISON = -(2**30)
 
 
-def expand(function, rows, block_size, device, padding=0):
-    """Return the five outputs, poisoned before. rows: (seat, start, count, write_from). padding: more columns of
-    layout.
+def expand(function, rows, block_size, device, padding=0, *, drafted=False):
+    """Return the five outputs, poisoned before, and the pool. rows: (seat, start, count, write_from). padding: more
+    columns of layout. drafted: each third token is a draft.
     """
     generator = torch.Generator().manual_seed(5)
     pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator).to(device)
@@ -27,10 +27,13 @@ def expand(function, rows, block_size, device, padding=0):
     wide = [torch.full((*more, first + 3), POISON, dtype=torch.int64, device=device) for more in ((), (), (GROUPS,))]
     narrow = [torch.full((len(rows) + n,), POISON, dtype=torch.int32, device=device) for n in (3, 4)]
     outputs = [w[..., :first] for w in wide] + [narrow[0][: len(rows)], narrow[1][: len(rows) + 1]]
-    function(layout.to(device), tokens, pool, tables, block_size, *outputs)
+    drafts = torch.full_like(tokens, -1)
+    if drafted:
+        drafts[2::3] = torch.arange(len(drafts[2::3]), device=device)
+    function(layout.to(device), tokens, drafts, pool, tables, block_size, *outputs)
     assert all((w[..., first:] == POISON).all() for w in wide)
     assert (narrow[0][len(rows) :] == POISON).all() and (narrow[1][len(rows) + 1 :] == POISON).all()
-    return outputs
+    return [*outputs, pool]
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
@@ -46,23 +49,32 @@ def expand(function, rows, block_size, device, padding=0):
     ids=["one", "decodes", "whole", "mixed", "many"],
 )
 def test_expand(rows, block_size, device):
-    for padding in (0, 5):
-        ours = expand(expand_rows, rows, block_size, device, padding)
-        for got, expected in zip(ours, expand(expand_rows_reference, rows, block_size, device), strict=True):
+    for padding, drafted in ((0, False), (5, True)):
+        ours = expand(expand_rows, rows, block_size, device, padding, drafted=drafted)
+        theirs = expand(expand_rows_reference, rows, block_size, device, drafted=drafted)
+        for got, expected in zip(ours, theirs, strict=True):
             assert torch.equal(got, expected)
 
 
 def test_by_hand(device):
     rows = [(3, 17, 1, 0), (2, 15, 4, 17)]
-    input_ids, positions, slots, context_len, query_start = expand(expand_rows, rows, 16, device)
+    input_ids, positions, slots, context_len, query_start, unchanged = expand(expand_rows, rows, 16, device)
     generator = torch.Generator().manual_seed(5)
     pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator)
     tables = torch.randint(0, 2**31 // 16 - 1, (GROUPS, SEATS, 13), dtype=torch.int32, generator=generator).long()
-    assert input_ids.tolist() == [pool[3, 17], *pool[2, 15:19].tolist()]
+    assert input_ids.tolist() == [pool[3, 17], *pool[2, 15:19].tolist()] and torch.equal(unchanged.cpu(), pool)
     assert positions.tolist() == [17, 15, 16, 17, 18]
     for found, table in zip(slots, tables, strict=True):
         assert found.tolist() == [table[3, 1] * 16 + 1, -1, -1, table[2, 1] * 16 + 1, table[2, 1] * 16 + 2]
     assert context_len.tolist() == [18, 19] and query_start.tolist() == [0, 1, 5]
+
+
+def test_drafts_are_inputs_and_known_tokens_afterwards(device):
+    rows = [(3, 17, 1, 0), (2, 15, 4, 17)]
+    plain, drafted = (expand(expand_rows, rows, 16, device, drafted=drafted) for drafted in (False, True))
+    assert drafted[0].tolist() == [*plain[0][:2].tolist(), 0, *plain[0][3:].tolist()]
+    plain[5][2, 16] = 0
+    assert torch.equal(plain[5], drafted[5]) and all(map(torch.equal, plain[1:5], drafted[1:5]))
 
 
 def test_rows_without_tokens(device):

@@ -84,8 +84,10 @@ class SlackPolicy:
     def _step_done(self, event: StepDone) -> None:
         state, duration_s = self.state, event.duration_s
         self._done, self._done_s = event.plan.step, event.now_s
-        only_decodes = event.plan.num_tokens == len(event.plan.rows)
-        known = state.cost.steps >= KNOWN_STEPS_COUNT or not state.yields.enabled
+        drafts = event.plan.num_drafts
+        only_decodes = event.plan.num_tokens == len(event.plan.rows) + drafts
+        seen = min(state.cost.steps, state.cost.draft_steps) if drafts else state.cost.steps
+        known = seen >= KNOWN_STEPS_COUNT or not state.yields.enabled
         if not state.promised and only_decodes and event.plan.step % 4 and known:
             self._predicted_s = 0.0
             return  # every fourth step is enough to keep the model up to date
