@@ -92,12 +92,11 @@ class Snapshots:
         found: list[StateSnapshot] = []
         if not self._kv.prefix_caching and not self._positions:
             return found
-        mask = self._rolling_tokens - 1
-        for number, row in enumerate(rows):
-            end = row[2] + row[3]
-            if end & mask and row[0] not in self._positions:  # the common case: a decoding row
-                continue
-            for position, rolling in self._due(row, end):
+        mask, wanting = self._rolling_tokens - 1, self._positions
+        concerned = [n for n, row in enumerate(rows) if not (row[2] + row[3]) & mask or row[0] in wanting]
+        for number in concerned:
+            row = rows[number]
+            for position, rolling in self._due(row, row.start + row.count):
                 slot = self._states.begin_snapshot()
                 if slot is None:
                     self._skipped += 1

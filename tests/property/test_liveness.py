@@ -59,10 +59,11 @@ def make_load(rng: random.Random) -> Load:
     return Load(jobs, bystanders, -(-longest // block_size) + rng.randrange(12), block_size)
 
 
-def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]]:
+def run(load: Load, num_slots: int = 0, **options: object) -> tuple[EngineCore, dict[str, Collected]]:
     """Return the engine after all requests have ended, and its outputs."""
-    runner = TimedRunner(load.blocks, load.block_size)
-    core = make_core(vocab_size=12, runner=runner, num_blocks=load.blocks, block_size=load.block_size, **options)
+    runner = TimedRunner(load.blocks, load.block_size, num_slots)
+    sizes = {"num_blocks": load.blocks, "block_size": load.block_size, "num_slots": num_slots}
+    core = make_core(vocab_size=12, runner=runner, **sizes, **options)
     assert runner.limits is not None, "the runner checks every plan"
     runner.clock = core.clock
     done: dict[str, Collected] = {}
@@ -103,6 +104,7 @@ def test_all_requests_end(policy: str, seed: int) -> None:
         max_num_batched_tokens=rng.choice([1, 8, 20, 40]),
         enable_chunked_prefill=rng.random() < 0.7,
         prefix_caching=rng.random() < 0.5,
+        num_slots=rng.choice([0, 0, 1, 3, 8, 20]),
         **options,
     )
     for add in (*load.jobs, *load.bystanders):

@@ -28,6 +28,7 @@ def engine(rng: random.Random) -> EngineCore:
         "max_num_seqs": rng.choice([2, 4, 8]),
         "max_num_batched_tokens": rng.choice([8, 32]),
         "enable_chunked_prefill": rng.random() < 0.8,
+        "num_slots": rng.choice([0, 0, 1, 3, 12]),
     }
     return make_core(guides=ArithmeticGuides(), **options)
 

@@ -26,8 +26,8 @@ CUT_SHORT = (FinishReason.ABORT, FinishReason.REJECTED, FinishReason.TIMEOUT)
 class TimedRunner(FakeRunner):
     """Runner whose steps take 10 ms, and 1 ms per token."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size, VOCAB)
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int = 0) -> None:
+        super().__init__(num_blocks, block_size, VOCAB, num_slots=num_slots)
         self.clock = None
 
     def collect(self, handle: int) -> StepResult:
