@@ -276,6 +276,10 @@ class PrefixIndex:
         """Return the block that holds the entry with this key, or None."""
         return self._blocks.get(key)
 
+    def has_followers(self, key: bytes) -> bool:
+        """True if an entry follows the prefix with this key."""
+        return key in self._following
+
     def match(self, chain: Chain, tokens: Sequence[int]) -> PrefixHit:
         """Return the longest cached prefix of `tokens`: full blocks, and a partly filled last one if
         it fits exactly.

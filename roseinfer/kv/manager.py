@@ -212,10 +212,13 @@ class KvManager:
             return True
         return self.states.look_up(seq.chain, tokens, before.upto, before) is before
 
-    def matched(self, sequence_id: str) -> int:
-        """Return how many tokens the first group had for the last `match`, whatever the others had."""
-        lookup = self._sequences[sequence_id].lookup
-        return 0 if lookup is None else lookup.hit.tokens
+    def divergence(self, sequence_id: str) -> int:
+        """Return the end of the last full block that the first group had for the last `match`, whatever the others had;
+        0 if no other sequence goes on after it.
+        """
+        seq = self._sequences[sequence_id]
+        blocks = 0 if seq.lookup is None else seq.lookup.hit.tokens // self.block_size
+        return blocks * self.block_size if blocks and self.index.has_followers(seq.chain.keys[blocks - 1]) else 0
 
     def chain(self, sequence_id: str) -> Chain:
         return self._sequences[sequence_id].chain

@@ -16,6 +16,8 @@ from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, PrefixInde
 
 # Insertions that a remembered look-up can be brought up to date with; after more of them it is made anew.
 MAX_RECENT_COUNT = 256
+# Sequences that have begun from a snapshot where further ones probably will.
+MIN_SHARED_USES = 2
 
 
 class StateLookup(NamedTuple):
@@ -56,6 +58,7 @@ class StateGroup:
         self.block_size = block_size
         self.index = PrefixIndex(self.num_slots, block_size, digest)
         self.pool = BlockPool(self.num_slots, self.index.remove)
+        self._uses = [0] * self.num_slots  # sequences that began from the snapshot in a slot
         self._live: dict[str, int] = {}  # slot by sequence
         self._copied: list[int] = []  # sources of copies in flight
         self._written: set[int] = set()  # slots of snapshots in flight
@@ -143,6 +146,7 @@ class StateGroup:
             return SeatedState(source, None)
         if source is not None:
             self.pool.share(source)
+            self._uses[source] += 1
         (slot,) = self.pool.take(1)
         self._live[sequence_id] = slot
         if source is None:
@@ -171,14 +175,16 @@ class StateGroup:
         self._written.add(slot)
         return slot
 
-    def finish_snapshot(self, slot: int, entry: IndexEntry | None, position: int) -> bool:
+    def finish_snapshot(self, slot: int, entry: IndexEntry | None, position: int, expected_uses: int = 0) -> bool:
         """End a snapshot, whose step is complete. Return True if it can be found now.
 
-        `entry`: the full block before `position`; None if the snapshot must not be found.
+        `entry`: the full block before `position`; None if the snapshot must not be found. `expected_uses`: see
+        `supersede`.
         """
         self._written.remove(slot)
         if entry is not None and self.index.block_of(entry.key) is None:
             self.index.insert(slot, entry)
+            self._uses[slot] = expected_uses
             self._insertions += 1
             self._recent.append((position, entry.key))
         found = self.index.holds(slot)
@@ -189,6 +195,17 @@ class StateGroup:
         """Forget the snapshot `entry` if it is still in `slot`, which is then the next to be taken."""
         if self.index.full_entry(slot) is entry:
             self._drop(slot)
+
+    def supersede(self, chain: Chain, position: int) -> None:
+        """Let the snapshots of a sequence before `position`, where it has a newer one, be overwritten before others.
+
+        A snapshot that several sequences have begun from, or are expected to, is probably where further ones will.
+        """
+        for key in chain.keys[: position // self.block_size - 1]:
+            slot = self.index.block_of(key)
+            if slot is not None and self._uses[slot] < MIN_SHARED_USES and not self.pool.refs[slot]:
+                self.pool.share(slot)
+                self.pool.release_early((slot,))
 
     def invalidate(self, chain: Chain) -> None:
         """Forget all snapshots of a sequence, because it failed."""

@@ -3,17 +3,18 @@
 A state group finds a prefix only where a snapshot was taken. While a prompt is computed, one is taken at each of these
 positions, rounded down to a full block:
 
-* The last token of the prompt, for a request with the same prompt: that token is computed again.
 * The end of the messages, before what the chat template opens for the answer. The next turn may continue there, even if
-  the template drops reasoning from the history.
-* The end of the longest cached prefix of all KV groups. There the prompt diverges from earlier ones, probably after a
-  system prompt that further requests share.
+  the template drops reasoning from the history. So may a request with the same prompt, whose last token is computed
+  again. If the opening is long, another snapshot serves that.
+* The end of the longest cached prefix, if other sequences go on after it. There the prompt diverges from them, probably
+  after a system prompt that further requests share.
 
 While a request decodes, one snapshot follows it at a distance of at most 63 tokens, for the next turn and after a
 preemption. So does one within a prompt of several chunks. If sample 0 of several has computed the prompt, its state
 before the last token is held for the others.
 
-Snapshots use slots that no sequence needs, the least recently used first.
+Snapshots use slots that no sequence needs, the least recently used first. Those that a longer prompt has superseded go
+before others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from roseinfer.core.plan import Row, StateSnapshot, StepPlan, StepResult
 from roseinfer.core.request import Request, Status
 from roseinfer.kv.blocks import IndexEntry
 from roseinfer.kv.manager import KvManager
-from roseinfer.kv.states import SeatedState, StateGroup
+from roseinfer.kv.states import MIN_SHARED_USES, SeatedState, StateGroup
 from roseinfer.sched.queue import WaitingQueue
 
 # Distance between snapshots of a decoding sequence, or one block if that is more.
@@ -37,6 +38,7 @@ class Snapshots:
         self._kv, self._states, self._waiting = kv, states, waiting
         self._rolling_tokens = max(MIN_ROLLING_TOKENS, kv.block_size)
         self._positions: dict[str, tuple[int, ...]] = {}  # by request: where to take snapshots, rising
+        self._diverges: dict[str, int] = {}  # by request: where its prompt diverges from others
         self._rolling: dict[str, tuple[int, IndexEntry]] = {}  # by request: the snapshot that the next one replaces
         self._rolling_slots: set[int] = set()  # of such snapshots in flight
         self._taken = self._skipped = 0
@@ -59,8 +61,13 @@ class Snapshots:
         """Return the positions after `start` at which to take snapshots of a request that starts."""
         size, last, found = self._kv.block_size, len(request.tokens) - 1, set[int]()
         if self._kv.prefix_caching:
-            messages = request.prompt_len - request.generation_prompt_len
-            for end in (last, min(messages, last), min(self._kv.matched(request.request_id), last)):
+            messages = min(request.prompt_len - request.generation_prompt_len, last)
+            divergence = min(self._kv.divergence(request.request_id), last)
+            self._diverges[request.request_id] = divergence // size * size
+            ends = [messages, divergence]
+            if last - messages >= MIN_ROLLING_TOKENS:
+                ends.append(last)
+            for end in ends:
                 position = end // size * size
                 if position > start and not self._states.holds(
                     self._kv.chain(request.request_id), request.tokens, position
@@ -83,6 +90,7 @@ class Snapshots:
     def ended(self, request: Request) -> None:
         """Forget a request that has ended, but not its snapshots."""
         self._positions.pop(request.request_id, None)
+        self._diverges.pop(request.request_id, None)
         self._rolling.pop(request.request_id, None)
         self.settle_family(request)
 
@@ -143,9 +151,12 @@ class Snapshots:
         entry = None
         if self._kv.prefix_caching and position % size == 0:
             entry = self._kv.chain(name).entry(request.tokens, position // size - 1)
-        found = self._states.finish_snapshot(slot, entry, position)
+        shared = position == self._diverges.get(name)
+        found = self._states.finish_snapshot(slot, entry, position, MIN_SHARED_USES if shared else 0)
         if entry is None:
             return
+        if not request.num_outputs and name not in self._positions:
+            self._states.supersede(self._kv.chain(name), position)
         if name in self._rolling:
             self._states.drop(*self._rolling.pop(name))
         if rolling and found:

@@ -125,6 +125,30 @@ def test_of_two_equal_snapshots_one_remains() -> None:
     check(group)
 
 
+def test_older_snapshots_of_a_conversation_go_first_unless_several_began_there() -> None:
+    group, chain = StateGroup(StatePool(7, 100), SIZE), chain_of()
+    others = [1, *TOKENS]
+    snapshot(group, others, 8)
+    for position in (4, 8, 12):
+        snapshot(group, TOKENS, position)
+    for name in ("a", "b"):
+        _, copy = seat(group, name, start=8)
+        assert copy is not None
+        group.copies_done([copy])
+        group.release(name)
+    snapshot(group, TOKENS, 20, chain)
+    group.supersede(chain, 20)
+    check(group)
+    seat(group, "c"), seat(group, "d")
+    assert found(group, TOKENS, 40) == 20 and group.num_snapshots == 5, "slots without a snapshot go first"
+    seat(group, "e")
+    assert [found(group, TOKENS, upto) for upto in (4, 12, 20)] == [0, 12, 20]
+    seat(group, "f")
+    assert [found(group, TOKENS, upto) for upto in (8, 12, 20)] == [8, 8, 20]
+    assert found(group, others, 8) == 8, "older, but not superseded"
+    check(group)
+
+
 def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
     group = StateGroup(StatePool(3, 100), SIZE)
     slot = group.begin_snapshot()

@@ -52,6 +52,25 @@ def test_prompts_that_share_a_beginning_find_it_after_the_first_divergence() -> 
     assert core.stats().prefix_hits == 2 * 288
 
 
+def test_a_prompt_that_continues_a_known_one_has_a_snapshot_at_its_end_only() -> None:
+    core, prompt = core_of(), text(1, 100)
+    said = answer(core, "a", prompt, max_tokens=29).tokens
+    before = core.stats().states
+    cached(core, [*prompt, *said[:-1], *text(2, 30)])
+    after = core.stats().states
+    assert before is not None and after is not None and after.taken - before.taken == 1
+
+
+def test_many_turns_of_several_conversations_need_few_slots() -> None:
+    core = core_of(5)
+    histories = [text(seed, 300) for seed in range(3)]
+    for turn in range(8):
+        for number, history in enumerate(histories):
+            found = cached(core, history)
+            assert turn == 0 or found > len(history) - 120
+            histories[number] = [*history, *text(100 * turn + number, 100)]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("outputs", [63, 64, 200, 317])
 def test_a_later_turn_finds_all_but_the_end_of_the_output(depth: int, outputs: int) -> None:
