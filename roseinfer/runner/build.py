@@ -35,6 +35,7 @@ from roseinfer.runner.cache_size import (
     PoolDemand,
     check_context,
     default_cpu_cache_bytes,
+    default_typical_context,
     pool_sizes,
     resolve_max_model_len,
     spare_from,
@@ -212,7 +213,7 @@ def _pools(
         block_size=config.cache.block_size,
         seats=config.scheduler.seats,
         context=context,
-        typical_context=config.cache.typical_context,
+        typical_context=config.cache.typical_context or default_typical_context(groups.windows, context),
         step_tokens=StepLimits.of(config.scheduler, context, _max_drafts(config, model.spec, pooling)).max_tokens,
     )
     pools = [needs.all_tokens(first), *map(needs.window, further, groups.windows)]

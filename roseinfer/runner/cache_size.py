@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isqrt
 
 from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
@@ -18,6 +19,15 @@ MAX_CPU_CACHED_CONTEXTS = 16
 # Slots of recurrent states for each typical context: the state of a running request, and a snapshot. All seats together
 # use no more than four each.
 TYPICAL_SLOT_COUNT, MAX_SEAT_SLOT_COUNT, MIN_SLOT_COUNT = 2, 4, 2
+DEFAULT_TYPICAL_TOKENS = 8192
+
+
+def default_typical_context(windows: Sequence[int], context: int) -> int:
+    """Return the default of `typical_context`. windows: of the KV groups. context: the longest, in tokens.
+
+    Between windows and context it is the geometric mean. A smaller value costs long contexts, a larger one short ones.
+    """
+    return isqrt(max(windows) * context) if windows else DEFAULT_TYPICAL_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,13 @@ def no_load_s(request: Request) -> float:
     return 0.0
 
 
+class WindowView(NamedTuple):
+    """Window group at the start of a step: tokens of its window, and KV blocks that new requests may take."""
+
+    window: int
+    free_blocks: int
+
+
 class View(NamedTuple):
     """Scheduler's state at the start of a step. Its lists are snapshots: no decision changes them.
 
@@ -99,7 +106,8 @@ class View(NamedTuple):
     first of its siblings. `can_start(request)`: True if it is in `waiting()`. `members(lead)`: the lead, then the
     samples that could start with it. `uncached(request)`: tokens that a waiting request would compute before its next
     output token. `load_s(request)`: seconds until its prefix is loaded from host memory; 0 if none is. `seat_cause`:
-    cause of a wait for one of `free_seats`.
+    cause of a wait for one of `free_seats`. `windows`: the window groups, where a request holds no more than its
+    window.
     """
 
     now_s: float
@@ -117,6 +125,7 @@ class View(NamedTuple):
     can_start: Callable[[Request], bool]
     load_s: Callable[[Request], float] = no_load_s
     seat_cause: Cause = Cause.SEATS
+    windows: tuple[WindowView, ...] = ()
 
 
 def rejectable(request: Request) -> bool:

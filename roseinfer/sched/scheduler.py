@@ -33,6 +33,7 @@ from roseinfer.sched.policy import (
     Reporting,
     StepDone,
     View,
+    WindowView,
     implements,
     no_load_s,
 )
@@ -266,6 +267,7 @@ class Scheduler:
             self.waiting.leads,
             no_load_s if self.offload is None else self.seating.load_s,
             self.seating.seat_cause,
+            tuple([WindowView(group.window, group.pool.num_free) for group in self.kv.windows]),
         )
 
     def _force_progress(self, builder: PlanBuilder, now_s: float) -> None:

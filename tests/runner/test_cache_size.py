@@ -5,7 +5,14 @@ import pytest
 from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.runner import cache_size
-from roseinfer.runner.cache_size import CacheNeeds, pool_sizes, resolve_max_model_len, spare_from
+from roseinfer.runner.cache_size import (
+    DEFAULT_TYPICAL_TOKENS,
+    CacheNeeds,
+    default_typical_context,
+    pool_sizes,
+    resolve_max_model_len,
+    spare_from,
+)
 
 
 def unused() -> int:
@@ -54,6 +61,11 @@ def test_a_small_cache_holds_the_windows_of_one_full_step():
     # A window of 64 tokens and a step of 64.
     assert pool_sizes(CacheConfig(num_kv_blocks=3), WINDOWED, unused) == (3, 9)
     assert pool_sizes(CacheConfig(kv_cache_memory_bytes=4550), WINDOWED, unused) == (1, 9)
+
+
+def test_by_default_a_typical_context_is_between_window_and_context():
+    assert default_typical_context((1024, 128), 16_384) == 4096
+    assert default_typical_context((), 16_384) == DEFAULT_TYPICAL_TOKENS
 
 
 def test_a_typical_context_is_no_longer_than_the_longest():

@@ -1,13 +1,17 @@
 """Window groups on simulated time."""
 
+import random
+
 import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import WindowPool
+from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.simulator import SimulationResult, simulate
+from roseinfer.sim.workload import Arrival
 from tests.sim.test_host_memory import COST, turns
 
 
@@ -39,3 +43,24 @@ def test_windows_are_an_option_of_simulate() -> None:
         CostConfig(kv_windows="128:600", num_host_blocks=5)
     with pytest.raises(ConfigError, match="window of 4096"):
         run("fifo", (WindowPool(4096, 20),))
+
+
+def growing(seed: int) -> list[Arrival]:
+    """Return requests that arrive together and hold three times their prompt at their end."""
+    rng = random.Random(seed)
+    return [
+        Arrival(i * 0.01, [rng.randrange(3, 900) for _ in range(200)], 400, slo=Slo(20.0, 0.2), predicted_len=400)
+        for i in range(60)
+    ]
+
+
+def test_slack_starts_no_more_than_a_window_group_can_hold_at_the_end() -> None:
+    """The first pool could hold all of them."""
+    machine = Machine(COST, max_model_len=8192, num_kv_blocks=6000, windows=(WindowPool(512, 700),))
+    preemptions = {}
+    for policy in ("fifo", "slack"):
+        options = {"scheduling_policy": policy, "max_num_seqs": 64, "max_num_batched_tokens": 512}
+        found = simulate(growing(1), scheduler_config(**options), machine)
+        assert all(life.served for life in found.lifetimes)
+        preemptions[policy] = found.preemptions
+    assert preemptions["fifo"] > 10 > preemptions["slack"]

@@ -110,8 +110,10 @@ class CacheConfig:
         True,
         "keep K and V of layers with an attention window only as far as the window reaches, if other layers have none",
     )
-    typical_context: int = option(
-        8192, "context in tokens for which memory is divided between layers with and without an attention window"
+    typical_context: int | None = option(
+        None,
+        "context in tokens at which layers with and without an attention window run out of memory together; default: "
+        "the geometric mean of the longest window and the longest context",
     )
     state_slots: int | None = option(
         None,

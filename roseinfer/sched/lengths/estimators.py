@@ -3,6 +3,7 @@
 import random
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Protocol
 
 from roseinfer.core.request import Request, Status
@@ -269,12 +270,14 @@ def make_lengths(kind: str) -> LengthEstimator:
     return _KINDS[kind]()
 
 
-def peak_tokens(rows: Iterable[tuple[float, float]]) -> float:
+def peak_tokens(rows: Iterable[tuple[float, float]], window: float = inf) -> float:
     """Return the peak of held tokens while requests grow at the same pace; `rows` are (tokens held, tokens to come).
 
     When the i-th longest-lived request ends, it and all that live longer hold their present tokens plus as many new
-    ones each. The peak is the largest such sum (LightLLM's estimate).
+    ones each. The peak is the largest such sum (LightLLM's estimate). `window`: most tokens that each of them holds.
     """
+    if window < inf:
+        rows = [(min(used, window), max(0.0, min(left, window - used))) for used, left in rows]
     held, peak = 0.0, 0.0
     for count, (used, left) in enumerate(sorted(rows, key=lambda row: -row[1]), 1):
         held += used

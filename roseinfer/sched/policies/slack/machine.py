@@ -165,7 +165,8 @@ class StepMachine:
         view, state = self.view, self.state
         if self.blocks_of(track) > self.blocks:
             return False
-        if not view.running or self.growth + len(track.tokens) + track.length <= self.blocks * view.block_size:
+        free = min([self.blocks, *(pool.free_blocks for pool in view.windows)])
+        if not view.running or self.growth + len(track.tokens) + track.length <= free * view.block_size:
             return True
         rows = [(len(other.tokens), state.left(other)) for other in state.batch.tracks]
         again = [other for other in state.preempted.values() if other is not track]
@@ -174,5 +175,8 @@ class StepMachine:
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.is_promised:  # for a promised request these would be preempted
             rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]
-        held = sum([request.planned for request in view.running])
-        return peak_tokens(rows) <= view.free_blocks * view.block_size + held
+        return all(
+            peak_tokens(rows, window)
+            <= free_blocks * view.block_size + sum([min(r.planned, window) for r in view.running])
+            for window, free_blocks in ((inf, view.free_blocks), *view.windows)
+        )
