@@ -1,7 +1,8 @@
-"""Experts on a GPU, in 16 bits or in FP8.
+"""Experts on a GPU, in 16 bits, in FP8 or in MXFP4.
 
 For few tokens, programs take a slice of one expert for one token each. More tokens are sorted by expert and multiplied
 in tiles. In FP8 few tokens widen the weight in registers, and more are rounded to FP8 themselves, as in `fp8_matmul`.
+Weights in MXFP4 are always widened in registers.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,25 +23,35 @@ from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import ExpertNames, ExpertShape, Norm, WeightPiece, WeightSource
-from roseinfer.quant.experts import expert_pieces, read_router
+from roseinfer.quant.experts import expert_pieces, read_router, read_router_bias
 
 # Counters are allocated once for steps of up to so many tokens. Only an uncut prompt could be longer.
 MAX_TOKENS = 1 << 17
-# Reads the matrices of pieces, stacked in their order [rows, in], and of codes the scales: [rows], or
-# [rows / 128, in / 128].
-Read = Callable[[Sequence[WeightPiece]], tuple[torch.Tensor, torch.Tensor | None]]
+# Reads the matrices of pieces, stacked in their order [rows, in], of codes the scales: [rows], or
+# [rows / 128, in / 128], and the biases [rows], if there are any.
+Read = Callable[[Sequence[WeightPiece]], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 
 
 class CudaExperts:
     """`Experts` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
 
-    def __init__(self, router: torch.Tensor, gate_up: Stack, down: Stack, shape: ExpertShape) -> None:
-        """router: [count, hidden] in the model's dtype. gate_up, down: this process's share of the width."""
+    def __init__(
+        self,
+        router: torch.Tensor,
+        gate_up: Stack,
+        down: Stack,
+        shape: ExpertShape,
+        router_bias: torch.Tensor | None = None,
+    ) -> None:
+        """router: [count, hidden] in the model's dtype. gate_up, down: this process's share of the width. router_bias:
+        [count] float32.
+        """
         self._router = router
+        self._router_bias = router_bias
         self._gate_up = gate_up
         self._down = down
         self._shape = shape
-        self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales)
+        self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales, gate_up.bias, down.bias)
         self._arrived = _none_arrived(MAX_TOKENS, router.device)
         self._split: tuple[torch.Tensor, RouterTerms] | None = None  # with the norm's weight that they are for
 
@@ -60,20 +71,22 @@ class CudaExperts:
                 activation=shape.activation,
                 residual=residual,
                 out=residual,
+                router_bias=self._router_bias,
             )
         return self._many(skinny_norm, x, residual)
 
     def _many(self, norm: SkinnyNorm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        shape, tokens, codes = self._shape, x.shape[0], self._gate_up.scales is not None
-        width = self._down.weights.shape[2]
-        config = choose_experts_config(tokens, shape.top_k, shape.count, width, codes=codes)
+        shape, tokens, codes = self._shape, x.shape[0], self._gate_up.has_codes
+        width, mxfp4 = self._down.columns, self._gate_up.is_mxfp4
+        config = choose_experts_config(tokens, shape.top_k, shape.count, width, codes=codes, mxfp4=mxfp4)
         rows: torch.Tensor | Fp8Rows
         if codes:
             rows = Fp8Rows.empty(tokens, shape.hidden, True, x.device)
         else:
             rows = torch.empty((tokens, shape.hidden), dtype=x.dtype, device=x.device)
         arrived = self._arrived if tokens <= MAX_TOKENS else _none_arrived(tokens, x.device)
-        ids, weights = route(x, norm, self._terms(norm), shape.top_k, shape.renormalise, arrived, normed=rows)
+        terms, bias = self._terms(norm), self._router_bias
+        ids, weights = route(x, norm, terms, shape.top_k, shape.renormalise, arrived, normed=rows, bias=bias)
         order = order_pairs(ids, shape.count, config.tile)
         if config.spread:
             rows = spread(rows, order, shape.top_k)
@@ -102,23 +115,21 @@ def load_cuda_experts(
     Raises `ConfigError` for an unsupported GPU or dtype, and `UnsupportedModelError` for unsupported sizes.
     """
     build = source.build
-    if shape.bias:
-        raise UnsupportedModelError("experts with biases are not supported on a GPU yet")
     check_device(build.device, build.dtype)
-    router = read_router(source, shape, names, build.dtype)
+    router, router_bias = read_router(source, shape, names, build.dtype), read_router_bias(source, shape, names)
     gate_up, down = (_stacked(shape.count, *read(pieces)) for pieces in expert_pieces(source, shape, share, names))
     if (gate_up.scales is None) != (down.scales is None):
         name = names.down.format(0)
         raise UnsupportedModelError(f"{name}: experts of which only some matrices are in FP8 are not supported")
     check_sizes(shape.hidden, share.width, codes=down.scales is not None)
-    return CudaExperts(router, gate_up, down, shape)
+    return CudaExperts(router, gate_up, down, shape, router_bias)
 
 
-def _stacked(count: int, weights: torch.Tensor, scales: torch.Tensor | None) -> Stack:
+def _stacked(count: int, weights: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None) -> Stack:
     """Split one matrix, with the rows of `count` experts one after the other, into a stack."""
     if scales is not None:
         scales = scales.view(count, -1, *scales.shape[1:])
-    return Stack(weights.view(count, -1, weights.shape[1]), scales)
+    return Stack(weights.view(count, -1, weights.shape[1]), scales, None if bias is None else bias.view(count, -1))
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:

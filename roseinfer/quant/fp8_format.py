@@ -80,13 +80,15 @@ class Fp8Format:
             return load_cuda_experts(source, shape, share, names, partial(self._stack, source))
         return load_sequential_experts(self, source, shape, share, names)
 
-    def _stack(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Read the matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""
-        weight = self.read(source, pieces)
+    def _stack(
+        self, source: WeightSource, pieces: Sequence[WeightPiece]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Read the matrices of `pieces`, stacked in their order, their scales if they are in FP8, and their biases."""
+        weight, bias = self.read(source, pieces), read_bias(source, pieces)
         if weight is None:
-            return read_weight(source, pieces), None
+            return read_weight(source, pieces), None, bias
         assert not self._widens, "a GPU that multiplies by widened weights, in float32, runs no experts"
-        return weight.codes, weight.scales
+        return weight.codes, weight.scales, bias
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)

@@ -34,7 +34,10 @@ class PlainFormat:
         if has_triton(source.build.device):
             from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
 
-            return load_cuda_experts(source, shape, share, names, lambda pieces: (read_weight(source, pieces), None))
+            def read(pieces: Sequence[WeightPiece]) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+                return read_weight(source, pieces), None, read_bias(source, pieces)
+
+            return load_cuda_experts(source, shape, share, names, read)
         return load_sequential_experts(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> "PlainTable":

@@ -32,7 +32,7 @@ def choose_format(
     if isinstance(stored, Mxfp4Scheme):
         if asked is not None:
             raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
-        return Mxfp4Format()
+        return Mxfp4Format(widens=dtype is torch.float32 or not has_triton(device))
     if stored is not None and not isinstance(stored, Fp8Scheme):
         raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")

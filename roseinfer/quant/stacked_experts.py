@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, widen_mxfp4
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, ExpertNames, ExpertShape, TensorMetadata, WeightSource
-from roseinfer.quant.mxfp4 import BLOCK_ELEMENTS, BLOCKS, SCALES, read_mxfp4, widen_mxfp4
+from roseinfer.quant.mxfp4 import BLOCKS, SCALES, read_mxfp4
 
 # Parts of the stacked tensors that a name stands for.
 _GATE, _UP, _DOWN = range(3)

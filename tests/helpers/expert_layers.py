@@ -1,10 +1,13 @@
 """Layers of experts for kernels, and their exact results in float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels.common.clamped_swish import clamped_swish
+from roseinfer.kernels.common.mxfp4_codes import round_mxfp4
 from roseinfer.kernels.experts.few_tokens import ExpertWeights
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 
@@ -18,35 +21,58 @@ def router_case(device: torch.device, tokens: int, experts: int, hidden: int, dt
 
 
 def expert_weights(
-    device: torch.device, experts: int, hidden: int, width: int, dtype: torch.dtype, scaled: str = "none"
+    device: torch.device,
+    experts: int,
+    hidden: int,
+    width: int,
+    dtype: torch.dtype,
+    scaled: str = "none",
+    *,
+    biased: bool = False,
 ) -> ExpertWeights:
-    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold."""
+    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold, or in "mxfp4"."""
+    if biased:
+        found = expert_weights(device, experts, hidden, width, dtype, scaled)
+        biases = torch.randn(experts, 2 * width), torch.randn(experts, hidden)
+        gate_up_bias, down_bias = (bias.to(dtype).to(device) for bias in biases)
+        return replace(found, gate_up_bias=gate_up_bias, down_bias=down_bias)
     gate_up = torch.randn(experts, 2 * width, hidden) * hidden**-0.5
     down = torch.randn(experts, hidden, width) * width**-0.5
     if scaled == "none":
         return ExpertWeights(gate_up.to(dtype).to(device), down.to(dtype).to(device))
+    if scaled == "mxfp4":
+        (gate_up, gate_up_scales), (down, down_scales) = round_mxfp4(gate_up), round_mxfp4(down)
+        return ExpertWeights(*(part.to(device) for part in (gate_up, down, gate_up_scales, down_scales)))
     codes = [(w * w.shape[2] ** 0.5 * 16).to(torch.float8_e4m3fn).to(device) for w in (gate_up, down)]
     shapes = [w.shape[:2] if scaled == "channel" else (w.shape[0], w.shape[1] // 128, w.shape[2] // 128) for w in codes]
     scales = [torch.logspace(-4, -2, 7)[torch.randint(7, shape)].to(device) for shape in shapes]
     return ExpertWeights(*codes, *scales)
 
 
-def exact_routes(x, norm, router, top_k, renormalise):
+def exact_routes(x, norm, router, top_k, renormalise, bias=None):
     """Return (ids, weights) in float64, ties to the lower id."""
     wide = x.double()
     wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
-    weights, ids = (wide @ router.double().T).softmax(-1).sort(dim=-1, descending=True, stable=True)
+    logits = wide @ router.double().T + (0.0 if bias is None else bias.double())
+    weights, ids = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
     return ids, weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 
-def exact_experts(x, norm, router, weights, *, top_k, renormalise, activation="silu", residual=None):
+def exact_experts(x, norm, router, weights, *, top_k, renormalise, activation="silu", residual=None, router_bias=None):
     """Return the layer's result in float64, with nothing rounded between the steps."""
-    ids, shares = exact_routes(x, norm, router, top_k, renormalise)
+    ids, shares = exact_routes(x, norm, router, top_k, renormalise, router_bias)
     wide = x.double()
     wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
     gate_up, down = weights.widened(torch.float64)
-    act = {"silu": F.silu, "gelu_tanh": lambda value: F.gelu(value, approximate="tanh")}[activation]
-    gate, up = torch.einsum("th,tkih->tki", wide, gate_up[ids]).chunk(2, -1)
-    result = torch.einsum("tk,tki,tkhi->th", shares, act(gate) * up, down[ids])
+    between = torch.einsum("th,tkih->tki", wide, gate_up[ids])
+    if weights.gate_up_bias is not None:
+        between = between + weights.gate_up_bias.double()[ids]
+    gate, up = between.chunk(2, -1)
+    act = {"silu": F.silu, "gelu_tanh": lambda value: F.gelu(value, approximate="tanh")}
+    h = clamped_swish(gate, up) if activation == "clamped_swish" else act[activation](gate) * up
+    of_each = torch.einsum("tki,tkhi->tkh", h, down[ids])
+    if weights.down_bias is not None:
+        of_each = of_each + weights.down_bias.double()[ids]
+    result = torch.einsum("tk,tkh->th", shares, of_each)
     return result if residual is None else result + residual.double()

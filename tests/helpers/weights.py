@@ -10,7 +10,8 @@ from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float8_e4m3fn: "F8_E4M3"}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}
 BUILD = Build(torch.float32, torch.device("cpu"), SingleRank(), PlainFormat())
 
 

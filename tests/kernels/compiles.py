@@ -98,6 +98,9 @@ def main(*, everything: bool) -> None:
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
     read_tiles("block", True, True)
+    read_tiles("mxfp4", True, True)
+    read_tiles("mxfp4", False, False)
+    read_experts("mxfp4", 256, 4)
     for padded, count in ((32, 128), (256, 64)):
         read_order(padded, count)
     read_delta("*bf16", "tf32")
@@ -200,7 +203,7 @@ def read_order(padded, chunks) -> None:
 
 def read_tiles(scales, weight_first, gathers) -> None:
     """Compile experts in tiles of 64 rows, with widths that end within a block unless they have codes."""
-    codes, width = ("*bf16", 200) if scales == "none" else ("*fp8e4nv", 256)
+    codes, width = ("*bf16", 200 if scales == "none" else 224) if scales in ("none", "mxfp4") else ("*fp8e4nv", 256)
     constants = {
         "TOP_K": 3,
         "N": width,
@@ -210,7 +213,9 @@ def read_tiles(scales, weight_first, gathers) -> None:
         "BLOCK_K": 128,
         "STAGES": 3,
         "SCALES": scales,
-        "ACTIVATION": "silu",
+        "ACTIVATION": "clamped_swish" if scales == "mxfp4" else "silu",
+        "HAS_BIAS": scales == "mxfp4",
+        "COMPILED": True,
         "WEIGHT_FIRST": weight_first,
         "GATHER": gathers,
         "HALVES": gathers,
@@ -219,6 +224,10 @@ def read_tiles(scales, weight_first, gathers) -> None:
     }
     block = f"tensordesc<{codes[1:]}[64, 128]>"
     pointers = dict.fromkeys(INTEGERS, "*i32") | {"weights_ptr": "*fp32", "w_blocks": block.replace("64", "128")}
+    if scales == "mxfp4":
+        pointers["w_blocks"] = "tensordesc<u8[128, 64]>"
+    else:
+        constants["bias_ptr"] = None
     pointers |= {"x": codes if gathers else block, "x_blocks": block, "h_ptr": codes}
     if gathers:
         pointers["half_blocks"] = block.replace("64", "32")
@@ -227,11 +236,14 @@ def read_tiles(scales, weight_first, gathers) -> None:
     scaled = ("x_scales_ptr", "w_scales_ptr", "h_scales_ptr")
     if scales == "none":
         constants |= dict.fromkeys(scaled)
+    elif scales == "mxfp4":
+        constants |= dict.fromkeys(("x_scales_ptr", "h_scales_ptr"))
+        pointers["w_scales_ptr"] = "*u8"
     else:
         pointers |= dict.fromkeys(scaled, "*fp32")
     read(tile_kernels.gate_up_kernel, constants, pointers)
     read(tile_kernels.down_kernel, constants, pointers)
-    if gathers:
+    if gathers and scales != "mxfp4":
         scaled = dict.fromkeys(("scales_ptr", "out_scales_ptr"), "*fp32")
         groups = {"BLOCK": 128, "GROUPS": 0 if scales == "none" else 2}
         read(tile_kernels.spread_kernel, constants | groups, dict.fromkeys(INTEGERS, "*i32") | scaled)
@@ -262,6 +274,7 @@ def read_experts(scales, hidden, top_k) -> None:
         "EVICTION": "",
         "ACTIVATION": "silu",
         "RENORMALISE": top_k == 3,
+        "HAS_BIAS": top_k == 4,
         "NORMED": "codes" if hidden == 256 else "plain",
         "HAS_RESIDUAL": True,
         "SCALES": scales,
@@ -270,8 +283,12 @@ def read_experts(scales, hidden, top_k) -> None:
     }
     pointers = dict.fromkeys(("logits_ptr", "rstd_ptr", "weights_ptr", "scales_ptr"), "*fp32")
     pointers |= dict.fromkeys(("sums_ptr", "factors_ptr", "scale_ptr"), "*fp32")
+    if top_k != 4:
+        constants["bias_ptr"] = None
     pointers |= dict.fromkeys(("arrived_ptr", "ids_ptr"), "*i32")
-    if scales != "none":
+    if scales == "mxfp4":
+        pointers |= {"w_ptr": "*u8", "scales_ptr": "*u8"}
+    elif scales != "none":
         pointers["w_ptr"] = "*fp8e4nv"
     elif constants["NORMED"] == "codes":
         pointers["normed_ptr"] = "*fp8e4nv"

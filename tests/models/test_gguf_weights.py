@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.common.mxfp4_codes import halved
 from roseinfer.models import gguf_weights
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import read_generation_config
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.group import Share
-from roseinfer.quant.mxfp4 import halved
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
 from tests.helpers.gguf_files import (

@@ -5,19 +5,25 @@ On a CPU its kernels run under Triton's interpreter, which has no products of bf
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.kernels.common.mxfp4_codes import round_mxfp4, widen_mxfp4
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.norm import RMSNorm
-from roseinfer.parallel.group import share_of
-from roseinfer.quant import cuda_experts, fp8_format, plain
+from roseinfer.parallel.group import RankGroup, Share, SingleRank, share_of
+from roseinfer.quant import cuda_experts, fp8_format, mxfp4_format, plain
 from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape
+from roseinfer.quant.expert_names import StackedExpertNames
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.mxfp4_format import Mxfp4Format
+from roseinfer.quant.stacked_experts import apart
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
+from tests.helpers.mxfp4_files import packed
 from tests.helpers.weights import BUILD, Imagined, Named
 from tests.quant.test_experts import EPS, draw, expected, in_blocks
 
@@ -39,7 +45,7 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the tensor memory accelerator needs compute capability 9.0")
     allow_loaded_loop_bounds(monkeypatch)
     round_codes()
-    for module in (plain, fp8_format):
+    for module in (plain, fp8_format, mxfp4_format):
         monkeypatch.setattr(module, "has_triton", lambda device: True)
 
 
@@ -98,6 +104,89 @@ def test_experts_in_fp8(layout: str, rows: int) -> None:
     experts = load(tensors, build=replace(MAKE, weight_format=kept))
     most = 3e-3 if rows == FEW else 5e-2
     assert error(experts(norm_of(tensors), x, None), expected(x.cpu(), wide, SHAPE)) < most
+
+
+GPT_OSS = replace(SHAPE, hidden=96, width=160, activation="clamped_swish", bias=True)
+
+
+def drawn_with_biases(shape: ExpertShape) -> dict[str, torch.Tensor]:
+    """Return experts of numbers that MXFP4 holds, and biases."""
+    tensors = draw(shape)
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.startswith("moe.")]:
+        if ".experts." in name:
+            tensors[name] = widen_mxfp4(*round_mxfp4(tensors[name]), torch.float32)
+        tensors[name.replace(".weight", ".bias")] = torch.randn(len(tensors[name]), generator=generator)
+    return halved(tensors)
+
+
+def stacked_tensors(tensors: dict[str, torch.Tensor], shape: ExpertShape) -> dict[str, torch.Tensor]:
+    """Return the same experts as gpt-oss stores them."""
+
+    def whole(letter: str, kind: str) -> np.ndarray:
+        return torch.stack([tensors[f"moe.experts.{n}.{letter}.{kind}"] for n in range(shape.count)]).float().numpy()
+
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    gate_up = {kind: np.stack([whole("w1", kind), whole("w3", kind)], 2) for kind in ("weight", "bias")}
+    down = {kind: whole("w2", kind) for kind in ("weight", "bias")}
+    gate_up = {kind: values.reshape(shape.count, -1, *values.shape[3:]) for kind, values in gate_up.items()}
+    for name, values in (("gate_up", gate_up), ("down", down)):
+        blocks, scales = packed(values["weight"])
+        found[f"moe.experts.{name}_blocks"] = torch.from_numpy(blocks)
+        found[f"moe.experts.{name}_scales"] = torch.from_numpy(scales)
+        found[f"moe.experts.{name}_bias"] = torch.from_numpy(values["bias"]).half()
+    return found
+
+
+STACKED = replace(NAMES, stacked=StackedExpertNames(gate_up="moe.experts.gate_up", down="moe.experts.down"))
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+@pytest.mark.parametrize("kind", ["float", "mxfp4"])
+def test_experts_of_gpt_oss(kind: str, rows: int) -> None:
+    tensors, x = drawn_with_biases(GPT_OSS), inputs(rows, 96)
+    norm, wanted = norm_of(tensors, GPT_OSS), expected(x.cpu(), tensors, GPT_OSS)
+    if kind == "float":
+        experts = load(tensors, GPT_OSS)
+    else:
+        experts = load_stacked(stacked_tensors(tensors, GPT_OSS), SingleRank())
+    assert error(experts(norm, x, None), wanted) < 3e-3
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_add_up_to_the_experts_of_gpt_oss(size: int) -> None:
+    """Two ranks have 3 and 2 of five blocks of 32. Four ranks would have 2, 2, 1 and none."""
+    tensors, x = drawn_with_biases(GPT_OSS), inputs(FEW, 96)
+    norm, wanted = norm_of(tensors, GPT_OSS), expected(x.cpu(), tensors, GPT_OSS)
+    stacked = stacked_tensors(tensors, GPT_OSS)
+    if size == 4:
+        with pytest.raises(ConfigError, match="5 blocks cannot be divided among 4 processes"):
+            load_stacked(stacked, Imagined(3, 4))
+        return
+    parts = [load_stacked(stacked, Imagined(rank, size))(norm, x, None) for rank in range(size)]
+    assert error(sum(parts), wanted) < 3e-3
+
+
+def load_stacked(tensors: dict[str, torch.Tensor], group: RankGroup) -> Experts:
+    build = replace(MAKE, group=group, weight_format=Mxfp4Format(widens=False))
+    source = apart(Named(tensors, build), GPT_OSS, STACKED)
+    share = Share(0, GPT_OSS.width, GPT_OSS.width)  # the format divides whole blocks itself
+    return build.weight_format.experts(source, GPT_OSS, share, STACKED)
+
+
+class Drawn(Named):
+    """Source of tensors that are not stored."""
+
+    def stored(self, name: str) -> None:
+        return None
+
+
+def test_drawn_experts_are_rounded_to_mxfp4() -> None:
+    tensors, x = drawn_with_biases(GPT_OSS), inputs(FEW, 96)
+    build = replace(MAKE, weight_format=Mxfp4Format(widens=False))
+    experts = build.weight_format.experts(Drawn(tensors, build), GPT_OSS, Share(0, GPT_OSS.width, GPT_OSS.width), NAMES)
+    wanted = expected(x.cpu(), tensors, GPT_OSS)
+    assert error(experts(norm_of(tensors, GPT_OSS), x, None), wanted) < 3e-3
 
 
 def test_more_tokens_than_steps_mostly_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.kernels.common.clamped_swish import clamped_swish
 from roseinfer.layers.experts import RoutedExperts
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.parallel.group import RankGroup, SingleRank
@@ -58,13 +59,16 @@ def expected(x: torch.Tensor, tensors: dict[str, torch.Tensor], shape: ExpertSha
     h = h / (h.square().mean(-1, keepdim=True) + EPS).sqrt() * wide["norm.weight"]
     total = torch.zeros_like(h)
     for token, row in enumerate(h):
-        p = (wide["moe.gate.weight"] @ row).softmax(0)
+        p = (wide["moe.gate.weight"] @ row + wide.get("moe.gate.bias", 0.0)).softmax(0)
         chosen = sorted(range(shape.count), key=lambda number: (-p[number].item(), number))[: shape.top_k]
         whole = sum(p[number] for number in chosen) if shape.renormalise else 1.0
         for number in chosen:
             w1, w3, w2 = (wide[f"moe.experts.{number}.{name}.weight"] for name in ("w1", "w3", "w2"))
-            gate = w1 @ row
-            total[token] += p[number] / whole * (w2 @ (gate * gate.sigmoid() * (w3 @ row)))
+            b1, b3, b2 = (wide.get(f"moe.experts.{number}.{name}.bias", 0.0) for name in ("w1", "w3", "w2"))
+            gate, up = w1 @ row + b1, w3 @ row + b3
+            clamped = shape.activation == "clamped_swish"
+            hidden = clamped_swish(gate, up) if clamped else gate * gate.sigmoid() * up
+            total[token] += p[number] / whole * (w2 @ hidden + b2)
     return total
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from roseinfer.quant.mxfp4 import halved, round_mxfp4, widen_mxfp4
+from roseinfer.kernels.common.mxfp4_codes import halved, round_mxfp4, widen_mxfp4
 from tests.helpers.mxfp4_files import packed, unpacked
 
 

@@ -18,6 +18,7 @@ import torch
 
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
+from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, widen_mxfp4
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 from roseinfer.kernels.experts.few_tokens_configs import FewConfig, choose_few_config
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
@@ -27,6 +28,8 @@ from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 # Above this nearly all experts are read, and programs of one token each would read them repeatedly.
 MAX_TOKENS = 16
+# Columns of a load of 16 bytes.
+_GROUP_COLUMNS = {"none": 8, "channel": 16, "block": 16, "mxfp4": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +38,29 @@ class ExpertWeights:
 
     gate_up: [E, 2 * I, H], each expert's gate, then its up. down: [E, H, I]. Both are bfloat16 or float16, or
     float8_e4m3fn with float32 scales to multiply by: [E, 2 * I] and [E, H] (channels), or [E, 2 * I / 128, H / 128] and
-    [E, H / 128, I / 128] (blocks; I and H are multiples of 128).
+    [E, H / 128, I / 128] (blocks; I and H are multiples of 128). In MXFP4 they are uint8, as in `Stack`; I and H are
+    multiples of 32. Biases: [E, 2 * I] and [E, H].
     """
 
     gate_up: torch.Tensor
     down: torch.Tensor
     gate_up_scales: torch.Tensor | None = None
     down_scales: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """I, the size of an expert's hidden layer."""
+        return self.gate_up.shape[1] // 2
 
     @property
     def scaled(self) -> str:
-        """Unit with a scale of its own: "none", "channel" or "block"."""
+        """Unit with a scale of its own: "none", "channel" or "block"; or "mxfp4"."""
         if self.gate_up_scales is None:
             return "none"
+        if self.down.dtype is torch.uint8:
+            return "mxfp4"
         return "channel" if self.gate_up_scales.ndim == 2 else "block"
 
     def widened(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +73,8 @@ class ExpertWeights:
 def _widened(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     if scales is None:
         return weight
+    if weight.dtype is torch.uint8:
+        return widen_mxfp4(weight, scales, torch.float32)
     if scales.ndim == 2:
         return weight.float() * scales[:, :, None]
     return weight.float() * scales.repeat_interleave(SCALE_BLOCK, 1).repeat_interleave(SCALE_BLOCK, 2)
@@ -75,17 +90,23 @@ def experts_reference(
     renormalise: bool,
     activation: str = "silu",
     residual: torch.Tensor | None = None,
+    router_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`experts_few` in plain torch, in x's dtype."""
     normed = torch.nn.functional.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps).to(x.dtype)
-    routed = route_reference(x, norm, router, top_k, renormalise)
+    routed = route_reference(x, norm, router, top_k, renormalise, router_bias)
     gate_up, down = weights.widened(x.dtype)
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, (ids, shares) in enumerate(zip(routed.ids, routed.weights, strict=True)):
         for expert, share in zip(ids.tolist(), shares, strict=True):
-            hidden = gated_reference(normed[token] @ gate_up[expert].T, activation)
-            result[token] += share * (hidden @ down[expert].T).float()
+            between = normed[token] @ gate_up[expert].T
+            hidden = gated_reference(_biased(between, weights.gate_up_bias, expert), activation)
+            result[token] += share * _biased(hidden @ down[expert].T, weights.down_bias, expert).float()
     return (result if residual is None else result + residual.float()).to(x.dtype)
+
+
+def _biased(x: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
+    return x if bias is None else x + bias[expert]
 
 
 def few_pays(tokens: int, weights: ExpertWeights, top_k: int) -> bool:
@@ -100,11 +121,15 @@ def few_pays(tokens: int, weights: ExpertWeights, top_k: int) -> bool:
 
 def few_supports(tokens: int, weights: ExpertWeights) -> bool:
     """Return True if `experts_few` supports so many tokens for these weights."""
-    (count, hidden, width), matrices = weights.down.shape, (weights.gate_up, weights.down)
-    if not 1 <= tokens <= MAX_TOKENS or weights.gate_up.shape != (count, 2 * width, hidden):
+    (count, hidden), width, matrices = weights.down.shape[:2], weights.width, (weights.gate_up, weights.down)
+    packed = 2 if weights.scaled == "mxfp4" else 1
+    shapes = [(count, 2 * width, hidden // packed), (count, hidden, width // packed)]
+    if not 1 <= tokens <= MAX_TOKENS or [matrix.shape for matrix in matrices] != shapes:
         return False
     if not all(matrix.is_contiguous() and matrix.data_ptr() % 16 == 0 for matrix in matrices):
         return False
+    if weights.scaled == "mxfp4":
+        return hidden % BLOCK_ELEMENTS == 0 and width % BLOCK_ELEMENTS == 0
     if weights.scaled == "none":
         return weights.down.dtype in (torch.bfloat16, torch.float16) and hidden % 8 == 0 and width % 8 == 0
     multiple = SCALE_BLOCK if weights.scaled == "block" else 16
@@ -126,6 +151,7 @@ def experts_few(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     config: FewConfig | None = None,
+    router_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return residual + the sum over each token's `top_k` experts e of share_e * down_e(activation(gate_e(y)) *
     up_e(y)).
@@ -133,17 +159,17 @@ def experts_few(
     y = norm(x), and shares are those of `route`.
 
     x: [T, H], T <= 16, its rows may be apart. norm: an RMSNorm. router: [E, H]. residual: [T, H], may be x. out: [T,
-    H], may be the residual, and x if that is the residual. weights: supported by `few_supports`. Sums are float32; the
-    hidden layer is rounded to x's dtype, and the result once.
+    H], may be the residual, and x if that is the residual. weights: supported by `few_supports`. router_bias: [E]
+    float32. Sums are float32; the hidden layer is rounded to x's dtype, and the result once.
 
     Starts early (see `early_start`): x and the residual may be the preceding kernel's results, all else must be older.
     """
     (tokens, width), (count, hidden) = x.shape, router.shape
-    inner = weights.down.shape[2]
+    inner = weights.width
     assert x.stride(1) == 1 and width == hidden and top_k <= count and few_supports(tokens, weights)
     config = config or choose_few_config(tokens, top_k, hidden, inner, weights.scaled)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device) if out is None else out
-    logits, rstd = router_logits(x, norm, router)
+    logits, rstd = router_logits(x, norm, router, router_bias)
     between = torch.empty((tokens * top_k, inner), dtype=x.dtype, device=x.device)
     common: dict[str, Any] = {
         "E": count,
@@ -157,7 +183,7 @@ def experts_few(
     } | early_start.options(x.device)
     cut = config.gate_up
     # With scales by blocks a lane loads only those of its groups.
-    lanes = min(cut.lanes, 8 if weights.scaled == "block" else cut.block_k // (8 if weights.scaled == "none" else 16))
+    lanes = min(cut.lanes, 8 if weights.scaled == "block" else cut.block_k // _GROUP_COLUMNS[weights.scaled])
     assert cut.block_n * lanes >= 32, "a warp has threads without rows"
     gate_up_kernel[(tokens * top_k, cdiv(inner, cut.block_n * cut.tiles))](
         x,
@@ -166,6 +192,7 @@ def experts_few(
         rstd,
         weights.gate_up,
         weights.gate_up_scales,
+        weights.gate_up_bias,
         between,
         x.stride(0),
         BLOCK_N=cut.block_n,
@@ -174,6 +201,7 @@ def experts_few(
         TILES=cut.tiles,
         STAGES=cut.stages,
         ACTIVATION=activation,
+        HAS_BIAS=weights.gate_up_bias is not None,
         num_warps=cut.warps,
         **common,
     )
@@ -183,6 +211,7 @@ def experts_few(
         logits,
         weights.down,
         weights.down_scales,
+        weights.down_bias,
         residual,
         out,
         0 if residual is None else residual.stride(0),
@@ -193,6 +222,7 @@ def experts_few(
         AHEAD=min(cut.ahead, cdiv(inner, cut.block_k)),
         RENORMALISE=renormalise,
         HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=weights.down_bias is not None,
         num_warps=cut.warps,
         **common,
     )

@@ -1,13 +1,15 @@
 """Triton kernels of `experts_few`.
 
 A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
-float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`). The place is the last dimension of tensors. Of the
-other dimensions, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have work.
+float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`), or 32 in MXFP4, which become twice 16 in FP8. The
+place is the last dimension of tensors. Of the other dimensions, Triton gives neighbours in the first one to
+neighbouring threads, until all 32 of a warp have work.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.logit_order import expert_at, first_experts
-from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.experts.mxfp4_weights import fp8_codes, fp8_factors
+from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow
 
 
@@ -23,23 +25,23 @@ def _read_x(rows, groups, inside, MASKED: tl.constexpr, GROUP: tl.constexpr):
 
     Loads bypass the L1 cache, which may hold older data: see `gate_up_kernel`.
     """
-    at = tl.expand_dims(rows + groups * GROUP, -1) + tl.arange(0, 8)
+    at = tl.expand_dims(rows + groups * GROUP, -1) + tl.arange(0, 8)  # of 32 columns, the caller adds 16 to rows
     if MASKED:
         low = tl.load(at, mask=tl.expand_dims(inside, -1), other=0.0, cache_modifier=".cg").to(tl.float32)
     else:
         low = tl.load(at, cache_modifier=".cg").to(tl.float32)
     high = low
-    if GROUP == 16 and MASKED:
+    if GROUP > 8 and MASKED:
         high = tl.load(at + 8, mask=tl.expand_dims(inside, -1), other=0.0, cache_modifier=".cg").to(tl.float32)
-    elif GROUP == 16:
+    elif GROUP > 8:
         high = tl.load(at + 8, cache_modifier=".cg").to(tl.float32)
     return low, high
 
 
 @triton.jit
 def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
-    """Return the factors for `_products`."""
-    if GROUP == 16:
+    """Return the factors for `_products`, of 8 or 16 columns."""
+    if GROUP > 8:
         return narrow(low, high, COMPILED)
     else:
         return low, low, 1.0
@@ -48,7 +50,10 @@ def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
 @triton.jit
 def _products(w, x, factors, GROUP: tl.constexpr, COMPILED: tl.constexpr):
     """Return the sums over each group times `factors`, float32."""
-    if GROUP == 16:
+    if GROUP == 32:
+        low, high = fp8_codes(w, COMPILED)
+        return (multiply(low, x[0], x[1], COMPILED) * x[2] + multiply(high, x[3], x[4], COMPILED) * x[5]) * factors
+    elif GROUP == 16:
         return multiply(w, x[0], x[1], COMPILED) * (x[2] * factors)
     else:
         return tl.sum(w.to(tl.float32) * x[0], -1)
@@ -59,9 +64,14 @@ def _read_w(
     w_ptr, rows, groups, inside, K: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr,
     EVICTION: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Load groups of columns of rows [.., K]; four codes in an int32 if COMPILED. rows: int64; all broadcast."""
-    if GROUP == 16 and COMPILED:
-        at = w_ptr.to(tl.pointer_type(tl.int32)) + tl.expand_dims(rows * (K // 4) + groups * 4, -1) + tl.arange(0, 4)
+    """Load groups of columns of rows [.., K]; codes of four bytes in an int32 if COMPILED. rows: int64; all
+    broadcast.
+    """
+    if GROUP > 8 and COMPILED:
+        ROW: tl.constexpr = K * 16 // GROUP // 4
+        at = w_ptr.to(tl.pointer_type(tl.int32)) + tl.expand_dims(rows * ROW + groups * 4, -1) + tl.arange(0, 4)
+    elif GROUP == 32:
+        at = w_ptr + tl.expand_dims(rows * (K // 2) + groups * 16, -1) + tl.arange(0, 16)
     else:
         at = w_ptr + tl.expand_dims(rows * K + groups * GROUP, -1) + tl.arange(0, GROUP)
     if MASKED:
@@ -73,7 +83,7 @@ def _read_w(
 @triton.jit
 def _laid_out(x, GROUP: tl.constexpr):
     """Return the result of `_prepared` for [lanes, 1, groups] as [lanes, 1, groups, 1]."""
-    if GROUP == 16:
+    if GROUP > 8:
         return tl.expand_dims(x[0], 3), tl.expand_dims(x[1], 3), tl.expand_dims(x[2], 3)
     else:
         return tl.expand_dims(x[0], 3), 1.0, 1.0
@@ -87,6 +97,7 @@ def gate_up_kernel(
     rstd_ptr,
     w_ptr,
     scales_ptr,
+    bias_ptr,
     hidden_ptr,
     stride_x,
     E: tl.constexpr,
@@ -101,6 +112,7 @@ def gate_up_kernel(
     STAGES: tl.constexpr,
     EVICTION: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SCALES: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -113,7 +125,7 @@ def gate_up_kernel(
     x is older than the logits: their kernel lets this one start when all earlier kernels are done. So x is read before
     the wait. The load bypasses the L1 cache, which may hold older data.
     """
-    GROUP: tl.constexpr = 16 if SCALES != "none" else 8
+    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" else 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
     MASKED: tl.constexpr = H % BLOCK_K != 0
     FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups per lane
@@ -127,7 +139,12 @@ def gate_up_kernel(
         columns = chunk * (BLOCK_K // GROUP) + group
         low, high = _read_x(x_ptr + token * stride_x, columns, columns < H // GROUP, MASKED, GROUP)
         low_gain, high_gain = _read_x(norm_ptr, columns, columns < H // GROUP, MASKED, GROUP)
-        xs += (_laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP),)
+        x = _laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP)
+        if GROUP == 32:
+            low, high = _read_x(x_ptr + token * stride_x + 16, columns, columns < H // GROUP, MASKED, GROUP)
+            low_gain, high_gain = _read_x(norm_ptr + 16, columns, columns < H // GROUP, MASKED, GROUP)
+            x += _laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP)
+        xs += (x,)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         # The next kernel may start, as the logits are complete.
@@ -157,6 +174,9 @@ def gate_up_kernel(
                 gates = tl.load(at, mask=block < H // 128, other=0.0)[None, None, :, None]
                 ups = tl.load(at + up, mask=block < H // 128, other=0.0)[None, None, :, None]
                 factors = tl.where(is_up, ups, gates)
+            elif SCALES == "mxfp4":
+                at = scales_ptr + rows[None, :, None, :] * (H // 32) + groups
+                factors = fp8_factors(tl.load(at, mask=inside, other=0))
             sums += _products(w, xs[chunk], factors, GROUP, COMPILED)
         sums = tl.reshape(tl.permute(sums, (3, 1, 0, 2)), [FAR_ROWS, NEAR_ROWS, LANES * FAR])
         result = tl.reshape(tl.sum(sums, 2), [2 * BLOCK_N]) * rstd
@@ -164,8 +184,12 @@ def gate_up_kernel(
             of_row = tl.arange(0, 2 * BLOCK_N)
             of_row = tl.minimum(first + of_row % BLOCK_N, WIDTH - 1) + of_row // BLOCK_N * WIDTH
             result *= tl.load(scales_ptr + expert * (2 * WIDTH) + of_row)
+        if HAS_BIAS:
+            of_row = tl.arange(0, 2 * BLOCK_N)
+            of_row = tl.minimum(first + of_row % BLOCK_N, WIDTH - 1) + of_row // BLOCK_N * WIDTH
+            result += tl.load(bias_ptr + expert * (2 * WIDTH) + of_row).to(tl.float32)
         gate, up_part = tl.split(tl.trans(tl.reshape(result, [2, BLOCK_N])))
-        hidden = activate(gate, ACTIVATION) * up_part
+        hidden = activate_gated(gate, up_part, ACTIVATION)
         out = first + tl.arange(0, BLOCK_N)
         tl.store(hidden_ptr + pick.to(tl.int64) * WIDTH + out, hidden.to(hidden_ptr.dtype.element_ty), mask=out < WIDTH)
 
@@ -175,7 +199,9 @@ def _scales_of(scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCA
     """Return pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its
     first.
     """
-    if SCALES == "block":
+    if SCALES == "mxfp4":
+        return scales_ptr + (experts * H + n[None, None, :]) * (WIDTH // 32)
+    elif SCALES == "block":
         return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
     else:
         return scales_ptr + experts * H + n[None, None, :]
@@ -201,6 +227,8 @@ def _read_down(
         factors = tl.load(scales + groups // 8, mask=inside, other=0.0)
     elif SCALES == "block":
         factors = tl.load(scales + groups // 8)
+    elif SCALES == "mxfp4":
+        factors = fp8_factors(tl.load(scales + groups, mask=inside, other=0))
     return w, factors
 
 
@@ -212,8 +240,13 @@ def _read_hidden(
     """Load the same columns of the input of a token's experts, each multiplied by its expert's weight."""
     groups = _groups(chunk, BLOCK_K, GROUP)
     inside = _within(groups, place, TOP_K, WIDTH, GROUP)
-    low, high = _read_x(rows, groups, inside, WIDTH % BLOCK_K != 0 or TOP_K != K_PAD, GROUP)
-    return _prepared(low * shares, high * shares, GROUP, COMPILED)
+    MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
+    low, high = _read_x(rows, groups, inside, MASKED, GROUP)
+    x = _prepared(low * shares, high * shares, GROUP, COMPILED)
+    if GROUP == 32:
+        low, high = _read_x(rows + 16, groups, inside, MASKED, GROUP)
+        x += _prepared(low * shares, high * shares, GROUP, COMPILED)
+    return x
 
 
 @triton.jit
@@ -222,6 +255,7 @@ def down_kernel(
     logits_ptr,
     w_ptr,
     scales_ptr,
+    bias_ptr,
     residual_ptr,
     out_ptr,
     stride_residual,
@@ -238,6 +272,7 @@ def down_kernel(
     EVICTION: tl.constexpr,
     RENORMALISE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SCALES: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -247,7 +282,7 @@ def down_kernel(
     It takes BLOCK_K columns at a time. The logits are older than the hidden layers, whose kernel lets this one start
     once the logits are there. So the first AHEAD chunks of columns are read before the wait.
     """
-    GROUP: tl.constexpr = 16 if SCALES != "none" else 8
+    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" else 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -270,6 +305,11 @@ def down_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     x_rows = hidden_ptr + (token * TOP_K + place) * WIDTH
+    if HAS_BIAS:
+        biases = tl.load(bias_ptr + experts.to(tl.int64)[:, None] * H + n[None, :]).to(tl.float32)
+        result = tl.sum(shares[:, None] * biases, 0)
+    else:
+        result = tl.zeros([BLOCK_N], tl.float32)
     shares = shares[None, :, None, None]
     sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
     for chunk in tl.static_range(AHEAD):
@@ -283,7 +323,7 @@ def down_kernel(
         sums += _products(w, x, factors, GROUP, COMPILED)
     if SCALES == "channel":
         sums *= row_scales
-    result = tl.sum(tl.sum(sums, 0), 0)
+    result += tl.sum(tl.sum(sums, 0), 0)
     if HAS_RESIDUAL:
         result += tl.load(residual_ptr + token * stride_residual + out, mask=out < H, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * stride_out + out, result.to(out_ptr.dtype.element_ty), mask=out < H)

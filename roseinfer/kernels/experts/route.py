@@ -69,10 +69,17 @@ class Routed(NamedTuple):
     weights: torch.Tensor
 
 
-def route_reference(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor, top_k: int, renormalise: bool) -> Routed:
+def route_reference(
+    x: torch.Tensor,
+    norm: SkinnyNorm,
+    router: torch.Tensor,
+    top_k: int,
+    renormalise: bool,
+    bias: torch.Tensor | None = None,
+) -> Routed:
     """`route` in plain torch, by the router [E, H] itself."""
     wide = F.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps)
-    probabilities = F.linear(wide, router.float()).softmax(-1)
+    probabilities = F.linear(wide, router.float(), bias).softmax(-1)
     weights, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
     return Routed(ids.int(), weights / weights.sum(-1, keepdim=True) if renormalise else weights)
@@ -84,6 +91,7 @@ def route_kernel(
     norm_ptr,
     terms_ptr,
     scale_ptr,
+    bias_ptr,
     sums_ptr,
     factors_ptr,
     arrived_ptr,
@@ -109,6 +117,7 @@ def route_kernel(
     GROUPS: tl.constexpr,
     CHOSEN: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
     COMPILED: tl.constexpr,
@@ -154,8 +163,8 @@ def route_kernel(
             token = tl.minimum(start + tl.arange(0, CHOSEN), tokens - 1)
             factors = tl.load(factors_ptr + token, cache_modifier=".cg")
             choose(
-                sums_ptr, factors, ids_ptr, weights_ptr, start, tokens,
-                SPLITS, E, E_PAD, CHOSEN, TOP_K, RENORMALISE,
+                sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, start, tokens,
+                SPLITS, E, E_PAD, CHOSEN, TOP_K, RENORMALISE, HAS_BIAS,
             )  # fmt: skip
 
 
@@ -164,6 +173,7 @@ def logits_kernel(
     x_ptr,
     norm_ptr,
     router_ptr,
+    bias_ptr,
     logits_ptr,
     rstd_ptr,
     stride_x,
@@ -172,6 +182,7 @@ def logits_kernel(
     H: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Compute, in program (t, i), token t's logits of BLOCK_E experts, and 1 / its root mean square."""
@@ -197,7 +208,10 @@ def logits_kernel(
         squares += x * x
         sums += x * kept[chunk]
     rstd = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / H + eps)
-    tl.store(logits_ptr + token * E + expert, tl.sum(sums, 1) * rstd, mask=expert < E)
+    logits = tl.sum(sums, 1) * rstd
+    if HAS_BIAS:
+        logits += tl.load(bias_ptr + expert, mask=expert < E, other=0.0)
+    tl.store(logits_ptr + token * E + expert, logits, mask=expert < E)
     if tl.program_id(1) == 0:
         tl.store(rstd_ptr + token, rstd)
 
@@ -211,12 +225,15 @@ def route(
     arrived: torch.Tensor,
     normed: torch.Tensor | Fp8Rows | None = None,
     config: RouteConfig | None = None,
+    bias: torch.Tensor | None = None,
 ) -> Routed:
-    """Return the largest `top_k` of softmax(norm(x) @ router.T) of each token; `renormalise`: divided by their sum.
+    """Return the largest `top_k` of softmax(norm(x) @ router.T + bias) of each token; `renormalise`: divided by their
+    sum.
 
     x: [T, H], its rows may be apart. norm: an RMSNorm. terms: of it and the router, in x's dtype. arrived: int32, at
     least T / 16 rounded up, all zero before and after; launches of one stream may share it. normed: [T, H], contiguous,
-    becomes norm(x), or that rounded with a scale for each 128 columns (H a multiple of 128). Starts early (see
+    becomes norm(x), or that rounded with a scale for each 128 columns (H a multiple of 128). bias: [E] float32. Starts
+    early (see
     `early_start`). A row's results depend on the other rows only by their number, which decides how sums are split.
     """
     (tokens, hidden), experts = x.shape, terms.values.shape[1]
@@ -257,6 +274,7 @@ def route(
         "SPLITS": splits,
         "GROUPS": groups,
         "RENORMALISE": renormalise,
+        "HAS_BIAS": bias is not None,
         "NORMED": "none" if wanted is None else "plain" if scales is None else "codes",
     } | early_start.options(x.device)
     if config.rows:
@@ -265,14 +283,14 @@ def route(
             x, terms.values, sums, tokens, x.stride(0), **multiplies, **early_start.options(x.device)
         )
         route_choice_kernel[(cdiv(tokens, rows),)](
-            x, norm.weight, terms.scale, sums, *out, tokens, x.stride(0), scale_stride, norm.eps,
+            x, norm.weight, terms.scale, bias, sums, *out, tokens, x.stride(0), scale_stride, norm.eps,
             ROWS=rows, **chooses, num_warps=4,
         )  # fmt: skip
         return Routed(ids, weights)
     rows = min(4 if tokens > 128 else 2, most_rows)
     factors = torch.empty(tokens, dtype=torch.float32, device=x.device)
     route_kernel[(cdiv(tokens, config.tokens) * (products + config.tokens // rows),)](
-        x, norm.weight, terms.values, terms.scale, sums, factors, arrived, *out,
+        x, norm.weight, terms.values, terms.scale, bias, sums, factors, arrived, *out,
         tokens, x.stride(0), scale_stride, norm.eps,
         ROWS=rows,
         CHOSEN=min(config.tokens, config.warps * max(1, min(4, 1024 // padded))),
@@ -282,11 +300,13 @@ def route(
     return Routed(ids, weights)
 
 
-def router_logits(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return norm(x) @ router.T [T, E] and 1 / the root mean square of each row [T], both float32, for few tokens.
+def router_logits(
+    x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return norm(x) @ router.T + bias [T, E] and 1 / the root mean square of each row [T], for few tokens.
 
-    x: [T, H], its rows may be apart. norm: an RMSNorm. router: [E, H], contiguous. A row's results do not depend on the
-    other rows.
+    Both are float32. x: [T, H], its rows may be apart. norm: an RMSNorm. router: [E, H], contiguous. bias: [E] float32.
+    A row's results do not depend on the other rows.
     """
     (tokens, hidden), experts = x.shape, router.shape[0]
     assert norm.bias is None and x.stride(1) == 1 and router.is_contiguous()
@@ -297,6 +317,7 @@ def router_logits(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor) -> tu
         x,
         norm.weight,
         router,
+        bias,
         logits,
         rstd,
         x.stride(0),
@@ -305,6 +326,7 @@ def router_logits(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor) -> tu
         H=hidden,
         BLOCK_E=block_e,
         BLOCK_K=min(2048, next_power_of_2(hidden)),
+        HAS_BIAS=bias is not None,
         num_warps=4,
         **early_start.options(x.device),
     )

@@ -46,6 +46,7 @@ def route_choice_kernel(
     x_ptr,
     norm_ptr,
     scale_ptr,
+    bias_ptr,
     sums_ptr,
     ids_ptr,
     weights_ptr,
@@ -63,6 +64,7 @@ def route_choice_kernel(
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -75,4 +77,7 @@ def route_choice_kernel(
         x_ptr, norm_ptr, normed_ptr, scales_ptr, first, tokens, stride_x, scale_stride, eps, H, ROWS, GROUPS, NORMED
     )
     factors = rstd / tl.load(scale_ptr)
-    choose(sums_ptr, factors, ids_ptr, weights_ptr, first, tokens, SPLITS, E, E_PAD, ROWS, TOP_K, RENORMALISE)
+    choose(
+        sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, first, tokens, SPLITS, E, E_PAD, ROWS, TOP_K, RENORMALISE,
+        HAS_BIAS,
+    )  # fmt: skip

@@ -93,8 +93,8 @@ def norm_rows(
 
 @triton.jit
 def choose(
-    sums_ptr, factors, ids_ptr, weights_ptr, first, tokens, SPLITS: tl.constexpr,
-    E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
+    sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, first, tokens, SPLITS: tl.constexpr, E: tl.constexpr,
+    E_PAD: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Write ids and weights of the TOP_K first experts of ROWS tokens. factors [ROWS]: multiply their sums."""
     token = first + tl.arange(0, ROWS)
@@ -104,6 +104,8 @@ def choose(
     for split in tl.static_range(1, SPLITS):
         logits += read_logits(sums_ptr + (split * tokens + row)[:, None] * E, expert, E)
     logits *= factors[:, None]
+    if HAS_BIAS:
+        logits += tl.load(bias_ptr + expert, mask=expert < E, other=0.0)
     keys = sort_keys(logits, expert, E_PAD)
     shares = tl.exp(logits - tl.max(logits, 1)[:, None])
     # Only the largest key is searched repeatedly; its holder writes its id and weight at the end.

@@ -1,5 +1,6 @@
 """Configs of the products of `tiles`, by the number of rows that an expert gets on average."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,12 +56,27 @@ TABLE: TuningTable[ExpertsConfig] = TuningTable(
 _MIN_SPREAD_ROWS, _MIN_SPREAD_WIDTH = 256, 1536
 
 
-def choose_experts_config(tokens: int, top_k: int, experts: int, width: int, *, codes: bool) -> ExpertsConfig:
+# Configs for weights in MXFP4, by the most rows: as for 16 bits, with room for decoding. They were not measured.
+_NARROW, _HIGH = ProductConfig(64, 64, 4, 3), ProductConfig(64, 128, 4, 3)
+_OF_MXFP4 = (
+    (10, ExpertsConfig(16, True, False, _HIGH, _HIGH)),
+    (24, ExpertsConfig(32, True, False, _NARROW, _NARROW)),
+    (56, ExpertsConfig(64, False, False, _NARROW, ProductConfig(128, 64, 8, 3))),
+    (math.inf, ExpertsConfig(128, False, False, ProductConfig(64, 64, 8, 3), ProductConfig(128, 64, 8, 3))),
+)
+
+
+def choose_experts_config(
+    tokens: int, top_k: int, experts: int, width: int, *, codes: bool, mxfp4: bool = False
+) -> ExpertsConfig:
     """Return the config for `tokens` tokens that each choose `top_k` of `experts` experts of `width`.
 
-    codes: weights are in FP8, else in 16 bits.
+    codes: weights are in FP8; mxfp4: in MXFP4; else in 16 bits.
     """
     rows = tokens * top_k / experts
+    if mxfp4:
+        config = next(config for max_rows, config in _OF_MXFP4 if rows <= max_rows)
+        return replace(config, spread=rows > _MIN_SPREAD_ROWS and width >= _MIN_SPREAD_WIDTH)
     config = next(
         config
         for (of_codes, max_rows), config in TABLE.entries.items()

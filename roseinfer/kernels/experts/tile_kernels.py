@@ -5,18 +5,20 @@ matrix units (`WEIGHT_FIRST`), so that they do not leave them idle. A tile may e
 are computed and not written.
 
 SCALES: "none" for weights in 16 bits. With codes of 8 bits both factors are codes. Each row of the input has a scale
-for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel").
+for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel"). "mxfp4":
+the weight is decoded to the input's 16 bits.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
-from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.experts.mxfp4_weights import widened
+from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
 
 
 @triton.jit
 def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
     """Return sums + x @ w.T, for codes times `scale` [rows of x]; sums are transposed if WEIGHT_FIRST."""
-    if SCALES == "none":
+    if SCALES == "none" or SCALES == "mxfp4":
         if WEIGHT_FIRST:
             return tl.dot(w, tl.trans(x), sums)
         else:
@@ -25,6 +27,23 @@ def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.const
         return sums + tl.dot(w, tl.trans(x)) * scale[None, :]
     else:
         return sums + tl.dot(x, tl.trans(w)) * scale[:, None]
+
+
+@triton.jit
+def _read_w(
+    w_blocks, scales_ptr, row, k, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALES: tl.constexpr, DTYPE: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Return a block of the weight as `_add_product` takes it, from row `row` and column k on. rows: left of the
+    expert's.
+    """
+    if SCALES == "mxfp4":
+        n, group = tl.arange(0, BLOCK_N), k // 32 + tl.arange(0, BLOCK_K // 32)
+        inside = (n < rows)[:, None] & (group < K // 32)[None, :]
+        scales = tl.load(scales_ptr + (row + n)[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+        return widened(w_blocks.load([row, k // 2]), scales, DTYPE, COMPILED)
+    else:
+        return w_blocks.load([row, k])
 
 
 @triton.jit
@@ -61,6 +80,7 @@ def gate_up_kernel(
     x_scales_ptr,
     w_blocks,
     w_scales_ptr,
+    bias_ptr,
     pairs_ptr,
     tiles_ptr,
     h_ptr,
@@ -78,9 +98,11 @@ def gate_up_kernel(
     STAGES: tl.constexpr,
     SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     GATHER: tl.constexpr,
     HALVES: tl.constexpr,
+    COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Compute h = activation(x @ gate.T) * (x @ up.T), rows in the order of `pairs`.
@@ -96,24 +118,25 @@ def gate_up_kernel(
         # The empty half of a tile is not computed.
         if HALVES and end - first <= BLOCK_M // 2:
             _gate_up_tile(
-                x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
-                x_stride, x_scale_stride, h_scale_stride,
-                TOP_K, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, ACTIVATION, WEIGHT_FIRST, GATHER, OVERLAP,
+                x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end,
+                first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES,
+                SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
             )  # fmt: skip
         else:
             _gate_up_tile(
-                x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
-                x_stride, x_scale_stride, h_scale_stride,
-                TOP_K, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, ACTIVATION, WEIGHT_FIRST, GATHER, OVERLAP,
+                x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end,
+                first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+                SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
             )  # fmt: skip
 
 
 @triton.jit
 def _gate_up_tile(
-    x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n, x_stride,
-    x_scale_stride, h_scale_stride, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, ACTIVATION: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr, GATHER: tl.constexpr, OVERLAP: tl.constexpr,
+    x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
+    x_stride, x_scale_stride, h_scale_stride, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, GATHER: tl.constexpr,
+    COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.arange(0, BLOCK_M)
     there = row < end
@@ -135,9 +158,14 @@ def _gate_up_tile(
                 rows = tl.load(at, mask=there[:, None] & (k + column < K)[None, :], other=0.0)
         else:
             rows = x.load([first, k])
-        gate_w, up_w = w_blocks.load([gate_row, k]), w_blocks.load([gate_row + N, k])
+        gate_w = _read_w(
+            w_blocks, w_scales_ptr, gate_row, k, N - first_n, K, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
+        )
+        up_w = _read_w(
+            w_blocks, w_scales_ptr, gate_row + N, k, N - first_n, K, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
+        )
         scale = 1.0
-        if SCALES != "none":
+        if SCALES != "none" and SCALES != "mxfp4":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
         gate_scale = scale * _of_block(w_scales_ptr, gate_row, step, BLOCK_K, K, SCALES)
         up_scale = scale * _of_block(w_scales_ptr, gate_row + N, step, BLOCK_K, K, SCALES)
@@ -149,8 +177,12 @@ def _gate_up_tile(
     inside = n < N
     gate = _rows_first(gate, w_scales_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST)
     up = _rows_first(up, w_scales_ptr, expert * (2 * N) + N + n, inside, SCALES, WEIGHT_FIRST)
-    h = activate(gate, ACTIVATION) * up
-    if SCALES != "none":
+    if HAS_BIAS:
+        bias = bias_ptr + expert * (2 * N) + n
+        gate += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + N, mask=inside, other=0.0).to(tl.float32)[None, :]
+    h = activate_gated(gate, up, ACTIVATION)
+    if SCALES != "none" and SCALES != "mxfp4":
         largest = scale_of(tl.max(tl.abs(h), 1))
         tl.store(h_scales_ptr + first_n // 128 * h_scale_stride + row, largest, mask=there)
         h = code_of(h, largest[:, None])
@@ -165,6 +197,7 @@ def down_kernel(
     x_scales_ptr,
     w_blocks,
     w_scales_ptr,
+    bias_ptr,
     pairs_ptr,
     tiles_ptr,
     weights_ptr,
@@ -178,8 +211,10 @@ def down_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     HALVES: tl.constexpr,
+    COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Compute out = weight * (x @ down.T), x sorted, out and weights in the order of tokens; programs as above."""
@@ -189,22 +224,24 @@ def down_kernel(
     if first < end and first_n < N:
         if HALVES and end - first <= BLOCK_M // 2:
             _down_tile(
-                half_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
-                first_n, x_scale_stride, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, WEIGHT_FIRST, OVERLAP,
+                half_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert,
+                first, end, first_n, x_scale_stride, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, HAS_BIAS,
+                WEIGHT_FIRST, COMPILED, OVERLAP,
             )  # fmt: skip
         else:
             _down_tile(
-                x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
-                first_n, x_scale_stride, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, WEIGHT_FIRST, OVERLAP,
+                x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert,
+                first, end, first_n, x_scale_stride, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, HAS_BIAS,
+                WEIGHT_FIRST, COMPILED, OVERLAP,
             )  # fmt: skip
 
 
 @triton.jit
 def _down_tile(
-    x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end, first_n,
-    x_scale_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
+    first_n, x_scale_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.arange(0, BLOCK_M)
     there = row < end
@@ -214,9 +251,10 @@ def _down_tile(
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
         k = step * BLOCK_K
-        x, w = x_blocks.load([first, k]), w_blocks.load([w_row, k])
+        x = x_blocks.load([first, k])
+        w = _read_w(w_blocks, w_scales_ptr, w_row, k, N - first_n, K, BLOCK_N, BLOCK_K, SCALES, x.dtype, COMPILED)
         scale = 1.0
-        if SCALES != "none":
+        if SCALES != "none" and SCALES != "mxfp4":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)
             scale *= _of_block(w_scales_ptr, w_row, step, BLOCK_K, K, SCALES)
         sums = _add_product(sums, x, w, scale, SCALES, WEIGHT_FIRST)
@@ -225,6 +263,8 @@ def _down_tile(
     n = first_n + tl.arange(0, BLOCK_N)
     inside = n < N
     sums = _rows_first(sums, w_scales_ptr, expert * N + n, inside, SCALES, WEIGHT_FIRST)
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + expert * N + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     pair = tl.load(pairs_ptr + row, mask=there, other=0)
     sums *= tl.load(weights_ptr + pair, mask=there, other=0.0)[:, None]
     at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]

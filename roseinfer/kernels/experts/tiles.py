@@ -12,6 +12,7 @@ import torch
 
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
+from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor
 from roseinfer.kernels.experts.pair_order import Order
 from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig
@@ -32,39 +33,59 @@ class Stack(NamedTuple):
 
     weights: [E, N, K], contiguous, at a multiple of 16 bytes, bfloat16 or float16, or codes (float8_e4m3fn). scales:
     float32, contiguous: [E, N] or [E, N / 128, K / 128] for codes; else None. K is a multiple of 8; with codes, of 128,
-    as is N if blocks have scales.
+    as is N if blocks have scales. MXFP4 is codes [E, N, K / 2] and scales [E, N, K / 32] of uint8, in the order of
+    `mxfp4_codes`. bias: [E, N], contiguous.
     """
 
     weights: torch.Tensor
     scales: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     @property
     def scaled_by(self) -> str:
         if self.scales is None:
             return "none"
+        if self.is_mxfp4:
+            return "mxfp4"
         return "block" if self.scales.ndim == 3 else "channel"
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return self.weights.dtype is torch.uint8
+
+    @property
+    def has_codes(self) -> bool:
+        """True for codes of 8 bits, by which codes are multiplied."""
+        return self.scales is not None and not self.is_mxfp4
+
+    @property
+    def columns(self) -> int:
+        """K, the inputs of the matrix."""
+        return self.weights.shape[2] * (2 if self.is_mxfp4 else 1)
 
     def blocks(self, cut: ProductConfig) -> object:
         """Return a descriptor for the copy engine."""
         experts, outs, columns = self.weights.shape
-        return tensor_descriptor(self.weights.view(experts * outs, columns), cut.block_n, cut.block_k)
+        block_k = cut.block_k // 2 if self.is_mxfp4 else cut.block_k
+        return tensor_descriptor(self.weights.view(experts * outs, columns), cut.block_n, block_k)
 
 
 def gate_up_product(
     x: torch.Tensor | Fp8Rows, gate_up: Stack, order: Order, top_k: int, activation: str, config: ExpertsConfig
 ) -> torch.Tensor | Fp8Rows:
     """Return activation(x @ gate.T) * (x @ up.T) [P, I] of each pair's token and expert, in the order of `order.pairs`.
+    A bias is added to both products.
 
     x: [T, H], its rows may be apart, or, with `config.spread`, [P, H] from `spread`. gate_up: [E, 2 I, H], gate first.
     For a weight in codes x and the result are `Fp8Rows` with a scale for each group, and I is a multiple of 128. Needs
     compute capability 9.0.
     """
-    outs, columns = gate_up.weights.shape[1:]
+    outs, columns = gate_up.weights.shape[1], gate_up.columns
     width, pairs, cut = outs // 2, order.pairs.shape[0], config.gate_up
     codes, scales = _codes(x)
     _check(gate_up, codes, cut, config)
     h: torch.Tensor | Fp8Rows
-    if gate_up.scales is None:
+    if not gate_up.has_codes:
         h = torch.empty((pairs, width), dtype=codes.dtype, device=codes.device)
     else:
         assert width % SCALE_BLOCK == 0 and cut.block_n == SCALE_BLOCK
@@ -75,6 +96,7 @@ def gate_up_product(
         scales,
         gate_up.blocks(cut),
         gate_up.scales,
+        gate_up.bias,
         order.pairs,
         order.tiles,
         h_codes,
@@ -92,9 +114,11 @@ def gate_up_product(
         STAGES=cut.stages,
         SCALES=gate_up.scaled_by,
         ACTIVATION=activation,
+        HAS_BIAS=gate_up.bias is not None,
         WEIGHT_FIRST=config.weight_first,
         GATHER=not config.spread,
         HALVES=config.halves,
+        COMPILED=codes.is_cuda,
         num_warps=cut.warps,
         **early_start.options(codes.device),
     )
@@ -109,11 +133,11 @@ def down_product(
     config: ExpertsConfig,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return weights * (h @ down.T) [P, H] of `dtype`, in the order of tokens.
+    """Return weights * (h @ down.T + bias) [P, H] of `dtype`, in the order of tokens.
 
     h: from `gate_up_product`. down: [E, H, I]. weights: [T, k] float32, contiguous.
     """
-    outs, columns = down.weights.shape[1:]
+    outs, columns = down.weights.shape[1], down.columns
     pairs, cut = order.pairs.shape[0], config.down
     codes, scales = _codes(h)
     _check(down, codes, cut, config)
@@ -125,6 +149,7 @@ def down_product(
         scales,
         down.blocks(cut),
         down.scales,
+        down.bias,
         order.pairs,
         order.tiles,
         weights,
@@ -138,8 +163,10 @@ def down_product(
         BLOCK_K=cut.block_k,
         STAGES=cut.stages,
         SCALES=down.scaled_by,
+        HAS_BIAS=down.bias is not None,
         WEIGHT_FIRST=config.weight_first,
         HALVES=config.halves,
+        COMPILED=codes.is_cuda,
         num_warps=cut.warps,
         **early_start.options(codes.device),
     )
@@ -206,10 +233,13 @@ def _codes(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def _check(stack: Stack, x: torch.Tensor, cut: ProductConfig, config: ExpertsConfig) -> None:
-    columns = stack.weights.shape[2]
-    assert x.shape[1] == columns and x.stride(1) == 1 and x.dtype == stack.weights.dtype
+    columns = stack.columns
+    assert x.shape[1] == columns and x.stride(1) == 1
+    assert x.dtype == stack.weights.dtype or stack.is_mxfp4
     assert config.tile >= (16 if config.weight_first else 64) and columns % 8 == 0
-    if stack.scales is not None:
+    if stack.is_mxfp4:
+        assert columns % BLOCK_ELEMENTS == 0 and cut.block_k % BLOCK_ELEMENTS == 0
+    elif stack.scales is not None:
         assert columns % SCALE_BLOCK == 0 and cut.block_k == SCALE_BLOCK and cut.block_n <= SCALE_BLOCK
         assert stack.scaled_by == "channel" or stack.weights.shape[1] % SCALE_BLOCK == 0
 

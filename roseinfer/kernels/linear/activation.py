@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.clamped_swish import clamped_swish
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
 BLOCK_ELEMENTS = 1024  # per program: 16 bytes of a 16-bit type for each of 128 threads
@@ -26,6 +27,17 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def activate_gated(gate, up, ACTIVATION: tl.constexpr):
+    """Return activation(gate) * up in float32, or `clamped_swish` of them, for the activation of that name."""
+    if ACTIVATION == "clamped_swish":
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return (up + 1.0) * (gate * tl.sigmoid(1.702 * gate))
+    else:
+        return activate(gate, ACTIVATION) * up
+
+
+@triton.jit
 def _gated_kernel(
     gate_up_ptr, out_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
@@ -37,7 +49,7 @@ def _gated_kernel(
     at = gate_up_ptr + row * stride + column
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
-    out = activate(gate, ACTIVATION) * up
+    out = activate_gated(gate, up, ACTIVATION)
     tl.store(out_ptr + row * N + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -171,6 +183,8 @@ def add_times_sigmoid_reference(total: torch.Tensor, x: torch.Tensor, gate: torc
 
 def gated_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     gate, up = gate_up.float().chunk(2, -1)
+    if activation == "clamped_swish":
+        return clamped_swish(gate, up).to(gate_up.dtype)
     return (activate_reference(gate, activation) * up).to(gate_up.dtype)
 
 

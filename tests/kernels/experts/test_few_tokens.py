@@ -48,6 +48,27 @@ def test_layers(device, config, sizes):
     assert_close(out, exact_experts(**inputs, **options))
 
 
+@each_value(sizes=[(1, 8, 2, 128, 64), (3, 12, 3, 288, 96), (2, 6, 4, 96, 32)], config=CONFIGS)
+def test_mxfp4_with_biases(device, config, sizes):
+    """Widths include an odd number of blocks of 32, as in gpt-oss."""
+    tokens, experts, top_k, hidden, width = sizes
+    inputs = router_case(device, tokens, experts, hidden, torch.bfloat16)
+    weights = expert_weights(device, experts, hidden, width, torch.bfloat16, "mxfp4", biased=True)
+    inputs |= {"weights": weights, "router_bias": torch.randn(experts, device=device)}
+    options = {"top_k": top_k, "renormalise": True, "activation": "clamped_swish"}
+    expected = exact_experts(**inputs, **options)
+    assert_close(experts_few(**inputs, **options, config=config), expected)
+    assert_close(experts_reference(**inputs, **options), expected)
+
+
+def test_biases_in_16_bits(device):
+    inputs = router_case(device, 3, 8, 128, torch.bfloat16)
+    weights = expert_weights(device, 8, 128, 72, torch.bfloat16, biased=True)
+    inputs |= {"weights": weights, "router_bias": torch.randn(8, device=device), "residual": inputs["x"]}
+    options = {"top_k": 2, "renormalise": True, "activation": "clamped_swish"}
+    assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
+
+
 def test_the_reference(device):
     inputs = layer(device, 3, 8, 128, 128, torch.bfloat16, "block")
     options = {"top_k": 2, "renormalise": False, "activation": "gelu_tanh", "residual": inputs["x"]}

@@ -40,6 +40,20 @@ def test_the_largest_and_their_weights(device, tokens, experts, top_k, hidden, r
     assert not arrived.any()  # the next launch counts from zero
 
 
+def test_a_bias_is_part_of_the_logits(device):
+    """Check a bias that decides, of few tokens and of many."""
+    for tokens in (3, 200):
+        inputs = router_case(device, tokens, 20, 72, torch.bfloat16)
+        bias = torch.randn(20, device=device) * 2
+        routed = route(**inputs, top_k=4, renormalise=True, arrived=arrived_of(tokens, device), bias=bias)
+        ids, weights = exact_routes(**inputs, top_k=4, renormalise=True, bias=bias)
+        assert torch.equal(routed.ids, ids.int())
+        assert torch.allclose(routed.weights.double(), weights, rtol=1e-5, atol=1e-7)
+    logits, _ = router_logits(**inputs, bias=bias)
+    plain, _ = router_logits(**inputs)
+    assert torch.allclose(logits - plain, bias.expand_as(logits), atol=1e-5)
+
+
 CONFIGS = [
     route_module.RouteConfig(16, 16, 3, 32, 2, 4),  # the last split has fewer columns
     route_module.RouteConfig(32, 64, 1, 64, 2, 4),

@@ -4,6 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels.common.clamped_swish import clamped_swish
+from roseinfer.kernels.common.mxfp4_codes import round_mxfp4, widen_mxfp4
+from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.experts.mxfp4_weights import widened
 from roseinfer.kernels.experts.pair_order import order_pairs
 from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig, choose_experts_config
 from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
@@ -42,6 +46,9 @@ def stack(outs, columns, device, scaled_by="none"):
     if scaled_by == "none":
         weights = (torch.randn(shape, device=device) / columns**0.5).half()
         return Stack(weights), weights.double()
+    if scaled_by == "mxfp4":
+        codes, scales = round_mxfp4(torch.randn(shape, device=device) / columns**0.5)
+        return Stack(codes, scales), widen_mxfp4(codes, scales, torch.float64)
     codes = (torch.randn(shape, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     blocks = (EXPERTS, outs // 128, columns // 128)
     scales = (0.5 + torch.rand(blocks if scaled_by == "block" else shape[:2], device=device)) / 100 / columns**0.5
@@ -69,11 +76,11 @@ def assert_close(found, expected, most=2e-3):
     assert found.shape == expected.shape and (error < most).all(), error  # NaN fails too
 
 
-def run(x, gate_up, down, ids, weights, config, residual=None):
+def run(x, gate_up, down, ids, weights, config, residual=None, activation="silu"):
     order = order_pairs(ids, EXPERTS, config.tile)
     rows = spread(x, order, TOP_K) if config.spread else x
-    h = gate_up_product(rows, gate_up, order, TOP_K, "silu", config)
-    parts = down_product(h, down, order, weights, config, torch.float16)
+    h = gate_up_product(rows, gate_up, order, TOP_K, activation, config)
+    parts = down_product(h, down, order, weights, config, x.dtype if isinstance(x, torch.Tensor) else torch.float16)
     return order, h, parts, add_experts(parts, TOP_K, residual)
 
 
@@ -113,6 +120,53 @@ def test_experts_in_codes(scaled_by, kind, device):
     of_each = torch.einsum("tki,tkhi->tkh", seen.view(37, TOP_K, 128), exact_down[ids.long()]) * weights[:, :, None]
     assert_close(parts, of_each.flatten(0, 1))
     assert_close(out, of_each.sum(1))
+
+
+# The hidden layer is an odd number of blocks of 32, as in gpt-oss.
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_mxfp4_with_biases(kind, device):
+    gate_up, exact_gate_up = stack(2 * 96, 160, device, "mxfp4")
+    down, exact_down = stack(160, 96, device, "mxfp4")
+    biases = [torch.randn(EXPERTS, outs, device=device).half() for outs in (2 * 96, 160)]
+    gate_up, down = gate_up._replace(bias=biases[0]), down._replace(bias=biases[1])
+    ids, weights = choice(70, device)
+    x = torch.randn(70, 160, device=device).half()
+    cut = ProductConfig(64, 64, 4, 3)
+    order, h, parts, out = run(x, gate_up, down, ids, weights, config(cut, *kind), activation="clamped_swish")
+    gate, up = (
+        torch.einsum("th,tkoh->tko", x.double(), exact_gate_up[ids.long()]) + biases[0].double()[ids.long()]
+    ).chunk(2, -1)
+    exact = clamped_swish(gate, up)
+    assert_close(h, exact.flatten(0, 1)[order.pairs.long()], 5e-3)
+    seen = torch.empty_like(exact.flatten(0, 1))
+    seen[order.pairs.long()] = h.double()
+    of_each = torch.einsum("tki,tkhi->tkh", seen.view(70, TOP_K, 96), exact_down[ids.long()])
+    of_each = (of_each + biases[1].double()[ids.long()]) * weights[:, :, None]
+    assert_close(parts, of_each.flatten(0, 1), 5e-3)
+    assert_close(out, of_each.sum(1), 1e-2)
+
+
+@triton.jit
+def _widening_kernel(codes, scales, out, N: tl.constexpr, K: tl.constexpr, COMPILED: tl.constexpr):
+    n = tl.arange(0, N)[:, None]
+    found = tl.load(codes + n * (K // 2) + tl.arange(0, K // 2)[None, :])
+    of_blocks = tl.load(scales + n * (K // 32) + tl.arange(0, K // 32)[None, :])
+    tl.store(out + n * K + tl.arange(0, K)[None, :], widened(found, of_blocks, out.dtype.element_ty, COMPILED))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_every_byte_of_mxfp4_with_every_scale_is_exact(device):
+    codes = torch.arange(256, dtype=torch.uint8, device=device).repeat(256, 1)
+    scales = torch.arange(256, dtype=torch.uint8, device=device).clamp(max=254)[:, None].repeat(1, 16).contiguous()
+    out = torch.empty(256, 512, dtype=torch.bfloat16, device=device)
+    for first in range(0, 256, 16):
+        part = slice(first, first + 16)
+        _widening_kernel[(1,)](codes[part], scales[part], out[part], 16, 512, device.type == "cuda")
+    expected = widen_mxfp4(codes, scales, torch.bfloat16)
+    if device.type == "cpu":  # the interpreter rounds bfloat16's subnormal numbers to 0
+        is_normal = expected.float().abs() >= 2.0**-126
+        out, expected = out[is_normal], expected[is_normal]
+    assert torch.equal(out, expected)
 
 
 def test_tiles_that_are_half_empty_at_least_and_others(device):
