@@ -10,6 +10,9 @@ from roseinfer.kernels.delta.rule import chunked_rule, gates, one_token_each, un
 from roseinfer.state.batch import StateBatch, StateRow
 from roseinfer.state.delta_spec import MEMORY, WINDOW, DeltaSpec
 
+# Tokens of a row that are computed at a time, so that intermediate results stay in a core's cache.
+MAX_SEGMENT_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaWeights:
@@ -91,23 +94,31 @@ class TorchDelta:
         before = range(row.start - taps, row.start)
         old = torch.stack([held[p % taps] if p >= 0 else torch.zeros_like(held[0]) for p in before])
         inputs = torch.cat((old, part.mixed))  # at positions from row.start - taps on
-        convolved = torch.zeros(part.mixed.shape, device=inputs.device)
-        for tap, weight in enumerate(self._weights.conv):
-            convolved += inputs[1 + tap :][: row.tokens] * weight
-        q, k, v = self._heads(convolved)
-        g, beta = self._gates(part)
         state = memory[row.slot].clone() if row.start else torch.zeros_like(memory[row.slot])
         found, begin = [], 0
-        for end in sorted({*cuts, row.tokens}):
-            some = slice(begin, end)
-            output, state = chunked_rule(q[some], k[some], v[some], g[some], beta[some], state)
+        for end in sorted({*cuts, *range(MAX_SEGMENT_TOKENS, row.tokens, MAX_SEGMENT_TOKENS), row.tokens}):
+            output, state = self._segment(
+                inputs[begin + 1 : end + taps], Projected(*(x[begin:end] for x in part)), state
+            )
             found.append(output)
             last = torch.arange(row.start + end - taps, row.start + end, device=inputs.device) % taps
             for slot in ([cuts[end]] if end in cuts else []) + ([row.slot] if end == row.tokens else []):
                 memory[slot] = state
                 window[slot, last] = inputs[end : end + taps]
             begin = end
-        return self._gated(torch.cat(found), part.z)
+        return torch.cat(found)
+
+    def _segment(self, inputs: torch.Tensor, part: Projected, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output of some tokens, and the state after them.
+
+        inputs: [taps - 1 + tokens, channels], of which the first ones are before the tokens.
+        """
+        wide = inputs.float()
+        convolved = wide[: len(part.mixed)] * self._weights.conv[0]
+        for tap in range(1, self._spec.taps):
+            convolved.addcmul_(wide[tap:][: len(part.mixed)], self._weights.conv[tap])
+        output, state = chunked_rule(*self._heads(convolved), *self._gates(part), state)
+        return self._gated(output, part.z), state
 
     def _single_tokens(
         self, rows: list[StateRow], part: Projected, memory: torch.Tensor, window: torch.Tensor
