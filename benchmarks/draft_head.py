@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 
 DRAFTED_VOCAB_SIZE = 32_000
-_STEPS_COUNT, _SAMPLES_COUNT = 40, 5
+STEPS_COUNT, SAMPLES_COUNT = 40, 5
 _CHUNK_TOKENS = 1024
 
 
@@ -63,14 +63,14 @@ class Steps:
     def seconds(self, kind: Kind, depth: int) -> float:
         """Return the median time of a step, with `depth` steps in flight."""
         samples = []
-        for _ in range(1 + _SAMPLES_COUNT):  # the first one compiles what is left to compile
+        for _ in range(1 + SAMPLES_COUNT):  # the first one compiles what is left to compile
             flight = [self._launch(self._plan(kind)) for _ in range(depth)]
             self._collect(flight.pop(0))
             start_s = perf_counter()
-            for _ in range(_STEPS_COUNT):
+            for _ in range(STEPS_COUNT):
                 flight.append(self._launch(self._plan(kind)))
                 self._collect(flight.pop(0))
-            samples.append((perf_counter() - start_s) / _STEPS_COUNT)
+            samples.append((perf_counter() - start_s) / STEPS_COUNT)
             for handle in flight:
                 self._collect(handle)
         return statistics.median(samples[1:])

@@ -34,6 +34,7 @@ from typing import Any
 
 from benchmarks.draft_head import measure, write_head
 from benchmarks.gpu_rows import MODELS
+from benchmarks.gpu_table import git_commit
 from benchmarks.model_folders import write_folder
 from roseinfer.bench.report import header, table
 from roseinfer.config.hub import load_tokenizer, model_folder
@@ -268,10 +269,11 @@ def main() -> None:
         kind.add_argument("--tokens", type=int, default=256, help="of each output")
         kind.add_argument("--repeats", type=int, default=3)
         kind.add_argument("--seed", type=int, default=0)
+        kind.add_argument("--commit", help="of roseinfer, where there is no git repository to ask")
         kind.add_argument("--json", type=Path, help="write the result to this file")
     args = parser.parse_args()
-    said = {name: value for name, value in vars(args).items() if name not in ("kind", "json", "option")}
-    print(header(f"speculation {args.kind}", said))
+    said = {name: value for name, value in vars(args).items() if name not in ("kind", "json", "option", "commit")}
+    print(header(f"speculation {args.kind}", {"commit": args.commit or git_commit(), **said}))
     rows = {}
     for name, row in KINDS[args.kind](args):
         rows[name] = row

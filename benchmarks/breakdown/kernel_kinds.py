@@ -10,6 +10,7 @@ _PATTERNS = (
     ("choice of experts", r"^_?(logits|route(_products|_choice)?|order|count|place)_kernel"),
     ("experts", r"experts|^_?(gate_up|down)_kernel"),
     ("rows of experts", r"^_?(spread|sum)_kernel"),
+    ("states", r"^_?(delta_decode|prepare|scan|solve|window)_kernel"),
     ("between GPUs", r"push_(blocks|words)|all_?reduce|nccl"),
     (
         "attention",
@@ -21,13 +22,16 @@ _PATTERNS = (
         r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|tile_kernel|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
     ),
     ("rounding to FP8", r"^_?(normed_)?rows_kernel"),
-    ("norm and activation", r"norm|silu|gelu|swiglu|(gated|pointwise)_kernel|activation|rsqrt|sigmoid|tanh"),
+    ("norm and activation", r"norm|silu|gelu|swiglu|(gated|pointwise|add)_kernel|activation|rsqrt|sigmoid|tanh"),
     (
         "sampling",
         r"sampl|argmax|arg_max|reduce_kernel.*max|chunk_best|settle|mass_kernel|pick_kernel|narrow|collect_kernel"
-        r"|mask_kernel|finish_kernel|draw|softmax|logsumexp|topk|sort|scan|cumsum|philox|random|isfinite|amax|aten::max$",
+        r"|mask_kernel|finish_kernel|end_chains|draw|softmax|logsumexp|topk|sort|scan|cumsum|philox|random|isfinite|amax|aten::max$",
     ),
-    ("inputs", r"expand|embedding|gather|index_?select|indexselect|take|arange|repeat_interleave|aten::index$"),
+    (
+        "inputs",
+        r"expand|(begin|prepare)_chains|embedding|gather|index_?select|indexselect|take|arange|repeat_interleave|aten::index$",
+    ),
     ("copies", r"memcpy|memset|copy|fill|cat\b|catarray|aten::to$|zero_"),
 )
 KINDS = (*(kind for kind, _ in _PATTERNS), OTHER)

@@ -58,6 +58,7 @@ OURS = {
     },
     "experts": {"down_kernel", "gate_up_kernel"},
     "rows of experts": {"spread_kernel", "sum_kernel"},
+    "states": {"delta_decode_kernel", "prepare_kernel", "scan_kernel", "solve_kernel", "window_kernel"},
     "between GPUs": {"push_blocks_kernel", "push_words_kernel"},
     "attention": {
         "_bulk_kernel",
@@ -72,7 +73,14 @@ OURS = {
     "K/V write": {"_heads_kernel"},
     "GEMM": {"_tile_kernel", "skinny_direct_kernel", "skinny_kernel", "skinny_pairs_kernel"},
     "rounding to FP8": {"_normed_rows_kernel", "_rows_kernel"},
-    "norm and activation": {"_gated_kernel", "_norm_kernel", "_pointwise_kernel"},
+    "norm and activation": {
+        "_add_kernel",
+        "_gated_kernel",
+        "_norm_kernel",
+        "_pointwise_kernel",
+        "_sigmoid_kernel",
+        "gated_norm_kernel",
+    },
     "sampling": {
         "_chunk_best_kernel",
         "_collect_kernel",
@@ -81,9 +89,10 @@ OURS = {
         "_narrow_kernel",
         "_pick_kernel",
         "_settle_kernel",
+        "end_chains_kernel",
         "finish_kernel",
     },
-    "inputs": {"_expand_kernel", "_vocab_embedding_kernel"},
+    "inputs": {"_expand_kernel", "_vocab_embedding_kernel", "begin_chains_kernel", "prepare_chains_kernel"},
     "copies": {"_copy_kernel"},
 }
 

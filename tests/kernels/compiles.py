@@ -189,7 +189,11 @@ def read_chains() -> None:
     pointers |= dict.fromkeys(("drafted", "target_ids"), "*i64") | {"settings": "*fp64", "chances": "*fp32"}
     pointers |= dict.fromkeys(("layout", "seats", "ahead", "made", "next_position", "tables", "rows"), "*i32")
     pointers |= {"context_len": "*i32", "logits_stride": "i32"} | dict.fromkeys(numbers, "i32")
-    for kernel in (draft_chains.begin_kernel, draft_chains.prepare_kernel, draft_chains.end_kernel):
+    for kernel in (
+        draft_chains.begin_chains_kernel,
+        draft_chains.prepare_chains_kernel,
+        draft_chains.end_chains_kernel,
+    ):
         read(kernel, constants, pointers)
 
 

@@ -82,7 +82,7 @@ def begin_chains(
     row's newest token, by seat.
     """
     n, columns = layout.shape
-    begin_kernel[(n,)](
+    begin_chains_kernel[(n,)](
         layout,
         sampled,
         states,
@@ -107,7 +107,7 @@ def prepare_draft_step(chains: Chains, count: int, tables: torch.Tensor, block_s
 
     tables: [groups, S, B] int32, block tables by seat. spare: the seat of chains that are complete.
     """
-    prepare_kernel[(len(tables),)](
+    prepare_chains_kernel[(len(tables),)](
         chains.seats,
         chains.ahead,
         chains.made,
@@ -140,7 +140,7 @@ def end_draft_step(
     """
     n, width = logits.shape
     assert logits.stride(1) == 1
-    end_kernel[(n,)](
+    end_chains_kernel[(n,)](
         chains.seats,
         chains.ahead,
         chains.made,
@@ -161,7 +161,7 @@ def end_draft_step(
 
 
 @triton.jit(do_not_specialize=["columns", "num_samples"])
-def begin_kernel(
+def begin_chains_kernel(
     layout,
     sampled,
     states,
@@ -201,7 +201,7 @@ def begin_kernel(
 
 
 @triton.jit(do_not_specialize=["count", "spare"])
-def prepare_kernel(
+def prepare_chains_kernel(
     seats,
     ahead,
     made,
@@ -237,7 +237,7 @@ def prepare_kernel(
 
 
 @triton.jit(do_not_specialize=["width"])
-def end_kernel(
+def end_chains_kernel(
     seats,
     ahead,
     made,
