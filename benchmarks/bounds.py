@@ -144,7 +144,7 @@ class PerfectEngine:
         chunks = list(self._take_prompts())
         prefill = self._cost.work(Chunk(life.context, count, count == life.missing) for life, count in chunks)
         seen = [seen_by_decodes(decodes, contexts.total) for contexts in self._contexts]
-        decode = self._cost.counted(decodes, decodes, seen)
+        decode = self._cost.counted(decodes, decodes, seen, rows=decodes)
         work = prefill + decode
         if prefill.tokens and decodes:  # the weights are read once for both
             read = self._cost.counted(work.tokens, decodes)
@@ -263,7 +263,8 @@ def total_work(cost: ModelCost, load: Sequence[PlannedRequest]) -> dict[str, Wor
         prompt, outputs = len(planned.prompt_ids), planned.output_len - 1
         prefill += cost.work([Chunk(0, prompt)])
         contexts = [sum_of_contexts(prompt, outputs, window) for window in cost.kinds]
-        decode += cost.counted(outputs, outputs, [seen_by_decodes(outputs, total) for total in contexts])
+        seen = [seen_by_decodes(outputs, total) for total in contexts]
+        decode += cost.counted(outputs, outputs, seen, rows=outputs)
     return {"prefill": prefill, "decode": decode}
 
 

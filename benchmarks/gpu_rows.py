@@ -109,6 +109,8 @@ _MODELS = (
     Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
     Model("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B", 4096, fp8_blocks=True, weight_bytes=1),
     Model("gemma-3-27b", "google/gemma-3-27b-it", 4096),
+    Model("qwen3.6-27b-fp8", "Qwen/Qwen3.6-27B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("qwen3.6-35b-a3b-fp8", "Qwen/Qwen3.6-35B-A3B", 4096, fp8_blocks=True, weight_bytes=1),
     Model("qwen3-8b-tp2", "Qwen/Qwen3-8B", 4096, TP2, gpus=2),
     Model("qwen3-32b-tp2", "Qwen/Qwen3-32B", 4096, TP2, gpus=2),
     Model("qwen3-32b-fp8-tp2", "Qwen/Qwen3-32B", 4096, TP2, fp8_blocks=True, weight_bytes=1, gpus=2),
@@ -257,6 +259,14 @@ ROWS = (
     Row("gemma-3-27b", "nano", NANO, {}, {}),
     Row("gemma-3-27b", "rag", RAG, {}, {}),
     Row("gemma-3-27b", "poisson", POISSON, {}, {}, paced=True),
+    Row("qwen3.6-27b-fp8", "seq1", SEQ1, {}, {"tpot_p50_ms": 7.5}, paced=True),
+    Row("qwen3.6-27b-fp8", "nano", NANO, {}, {}),
+    Row("qwen3.6-27b-fp8", "rag", RAG, {}, {}),
+    Row("qwen3.6-27b-fp8", "poisson", POISSON, {}, {}, paced=True),
+    Row("qwen3.6-35b-a3b-fp8", "seq1", SEQ1, {}, {"tpot_p50_ms": 1.5}, paced=True),
+    Row("qwen3.6-35b-a3b-fp8", "nano", NANO, {}, {}),
+    Row("qwen3.6-35b-a3b-fp8", "rag", RAG, {}, {}),
+    Row("qwen3.6-35b-a3b-fp8", "poisson", POISSON, {}, {}, paced=True),
     Row(
         "qwen3-8b-tp2", "seq1", SEQ1, _figures(140, (15.2, 16.7), (3.69, 3.69), 4.36), {"tpot_p50_ms": 2.6}, paced=True
     ),

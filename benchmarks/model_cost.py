@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.models.spec import ModelSpec
+
+_DTYPES = {2: "bfloat16", 4: "float32"}
 
 
 class Chunk(NamedTuple):
@@ -97,6 +98,7 @@ class ModelCost:
     `layer_weights`. `experts`: number that a token selects. `weight_itemsize`: bytes of a layer's element;
     `head_itemsize`: of the head and the routers, 0 for the same. `kv_token_bytes`: K and V of one token in the layers
     without a window. `attention_width`: of these layers, the sum of query heads x head size. `windows`: other layers.
+    `state_bytes`: recurrent states of one row, which a step reads and writes; `state_width`: their numbers.
     """
 
     layer_weights: int
@@ -109,6 +111,8 @@ class ModelCost:
     router_weights: int = 0
     experts: ExpertChoice | None = None
     windows: tuple[WindowCost, ...] = ()
+    state_bytes: int = 0
+    state_width: int = 0
 
     @classmethod
     def of(
@@ -123,14 +127,12 @@ class ModelCost:
         """Build from a config, with elements of `itemsize` bytes unless smaller ones are given for layers, K/V or the
         head.
 
-        The embedding is not counted, as a step reads only a few rows of it; nor are scales. Raises
-        `UnsupportedModelError` for layers with states.
+        The embedding is not counted, as a step reads only a few rows of it; nor are scales.
         """
-        if spec.deltas:
-            raise UnsupportedModelError("what a step with recurrent states must read is not counted")
         q_width = sum(layer.heads * layer.head_dim for layer in spec.attention)
         kv_width = sum(layer.kv_heads * layer.head_dim for layer in spec.attention)
-        attention = spec.hidden_size * 2 * (q_width + kv_width)
+        deltas = sum(delta.channels + 2 * delta.values + 2 * delta.value_heads for delta in spec.deltas)
+        attention = spec.hidden_size * (2 * (q_width + kv_width) + (q_width if spec.output_gate else 0) + deltas)
         mlp = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size
         layers = attention + (spec.num_layers - spec.expert_layers) * mlp
         choice, expert, router = None, 0, 0
@@ -138,6 +140,8 @@ class ModelCost:
             choice = ExpertChoice(spec.experts.count, spec.experts.top_k)
             router = spec.expert_layers * spec.hidden_size * choice.count
             expert = spec.expert_layers * 3 * spec.hidden_size * spec.experts.width
+            if spec.experts.shared_width is not None:
+                layers += spec.expert_layers * spec.hidden_size * (3 * spec.experts.shared_width + 1)
         kv_itemsize = kv_itemsize or itemsize
         by_window: dict[int | None, list[AttentionSpec]] = {None: []}
         for layer in spec.attention:
@@ -157,6 +161,8 @@ class ModelCost:
             router_weights=router,
             experts=choice,
             windows=tuple(windows),
+            state_bytes=spec.state_bytes(_DTYPES[itemsize]),
+            state_width=sum(delta.value_heads * delta.key_dim * delta.value_dim for delta in spec.deltas),
         )
 
     @property
@@ -170,15 +176,16 @@ class ModelCost:
         """
         chunks = list(chunks)
         tokens, logits = sum(chunk.count for chunk in chunks), sum(chunk.logits for chunk in chunks)
-        return self.counted(tokens, logits, [_seen(chunks, window) for window in self.kinds])
+        return self.counted(tokens, logits, [_seen(chunks, window) for window in self.kinds], rows=len(chunks))
 
     @property
     def kinds(self) -> tuple[int | None, ...]:
         """Windows of the layers, one for each `Seen` that `counted` takes: None, then those of `windows`."""
         return (None, *(layers.window for layers in self.windows))
 
-    def counted(self, tokens: int, logits: int, seen: Sequence[Seen] = ()) -> Work:
+    def counted(self, tokens: int, logits: int, seen: Sequence[Seen] = (), *, rows: int = 0) -> Work:
         """Return the work from sums over chunks. seen: one for each of `kinds`; without any, attention is left out.
+        rows: those that read and write their states; the states' arithmetic is that of one token after the other.
 
         Assumes that tokens select experts independently and uniformly.
         """
@@ -198,9 +205,10 @@ class ModelCost:
         return Work(
             tokens,
             read + expert_bytes,
-            float(sum(part.kv_tokens * layers.kv_token_bytes for part, layers in alike)),
+            float(sum(part.kv_tokens * layers.kv_token_bytes for part, layers in alike) + 2 * rows * self.state_bytes),
             2.0 * others + expert_flops,
-            4.0 * sum(part.attended * layers.attention_width for part, layers in alike),
+            4.0 * sum(part.attended * layers.attention_width for part, layers in alike)
+            + (6.0 * self.state_width * tokens if rows else 0.0),
             expert_bytes,
             expert_flops,
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import bounds, gpu_rows
-from benchmarks.model_cost import ModelCost, WindowCost, Work
+from benchmarks.model_cost import Chunk, ModelCost, WindowCost, Work
 from roseinfer.bench.arrivals import PlannedRequest, draw
 from roseinfer.core.runner import ExpertChoice
 
@@ -157,6 +157,14 @@ def test_command(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().out
     assert "gpt2: 0.25 GB" in printed and "gpt2 hol" in printed and "seq1" not in printed
     assert '"kernels"' in file.read_text()
+
+
+@pytest.mark.parametrize(("name", "one_row_ms"), [("qwen3.6-27b-fp8", 6.55), ("qwen3.6-35b-a3b-fp8", 0.87)])
+def test_floors_of_models_with_states(name, one_row_ms):
+    """The floors of 26.9 and 3.5 GB a step, and a state of .3 and .13 GB, at the card's 4.15 TB/s."""
+    cost = bounds.model_cost(name)
+    work = cost.work([Chunk(128, 1)])
+    assert (work.weight_bytes + work.kv_bytes) / 4.15e9 == pytest.approx(one_row_ms, rel=0.03)
 
 
 def test_experts_are_counted():

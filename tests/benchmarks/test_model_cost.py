@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from benchmarks.model_cost import Chunk, ModelCost, WindowCost, Work
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.models.spec import ExpertsSpec, ModelSpec, NormSpec, uniform_layers
+from roseinfer.models.spec import ExpertsSpec, LayerSpec, ModelSpec, NormSpec, uniform_layers
+from roseinfer.state.delta_spec import DeltaSpec
 
 HEADS = AttentionSpec(heads=4, kv_heads=2, head_dim=3, scale=1.0)
 SHAPE = {
@@ -63,6 +64,18 @@ def test_layers_with_windows():
     work = cost.work([Chunk(6, 1), Chunk(2, 3, 0)])
     assert work.kv_bytes == cost.kv_token_bytes * ((7 + 1 + 5 + 3) + (4 + 1 + 5 + 3))
     assert work.attention_flops == 4 * cost.attention_width * ((7 + 12) + (4 + 11))
+
+
+def test_layers_with_states():
+    delta = DeltaSpec(key_heads=1, value_heads=2, key_dim=4, value_dim=5, taps=4)
+    layers = (LayerSpec(delta=delta), *uniform_layers(1, HEADS, None))
+    cost = ModelCost.of(replace(GATED, layers=layers, output_gate=True), 2)
+    # Queries, keys and values 4 + 4 + 10, z and out 10 each, two gates of 2 heads; in the other layer a gate more.
+    assert cost.layer_weights == 8 * (18 + 20 + 4) + (192 + 96 + 8 * 12) + 2 * 384
+    assert (cost.state_bytes, cost.state_width) == (4 * 2 * 4 * 5 + 2 * 4 * 18, 2 * 4 * 5)
+    work = cost.work([Chunk(6, 1), Chunk(2, 3, 0)])
+    assert work.kv_bytes == cost.kv_token_bytes * (7 + 1 + 5 + 3) + 2 * 2 * cost.state_bytes
+    assert work.attention_flops == 4 * cost.attention_width * (7 + 12) + 6 * 40 * 4
 
 
 def test_a_step():

@@ -1,6 +1,8 @@
 """Qwen3.5 and its successors: published configs, fields that are refused by name, files, 16 bits, ranks."""
 
 import json
+import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from roseinfer.models.spec import ExpertsSpec, LayerSpec, ModelSpec
 from roseinfer.state.delta_spec import DeltaSpec
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.models.test_hostile_files import assert_finite, mutated
 from tests.quant.test_fp8_checkpoints import MAKERS, in_floats, logits
 from tests.quant.test_fp8_checkpoints import load as load_fp8
 from tests.quant.test_fp8_checkpoints import make as make_fp8
@@ -185,6 +188,19 @@ def test_transformers_spelling_means_the_same(tmp_path: Path) -> None:
 def test_what_would_change_the_result_is_refused(field: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
         read(tmp_path, QWEN3_5_27B, text_config={**TEXT_27B, field: value})
+
+
+@pytest.mark.parametrize("config", [QWEN3_5_27B, QWEN3_5_35B, QWEN3_NEXT_80B], ids=["27b", "35b", "next"])
+def test_mutated_configs_are_read_or_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    rng, accepted = random.Random(3), 0
+    for _ in range(150):
+        (tmp_path / "config.json").write_text(json.dumps(mutated(config, rng)))
+        try:
+            assert_finite(asdict(read_model_spec(tmp_path)))
+            accepted += 1
+        except UnsupportedModelError as error:
+            assert "config.json" in str(error) and "\n" not in str(error)
+    assert 0 < accepted < 150
 
 
 def load(folder: Path, dtype: str = "float32") -> HandRunner:
