@@ -9,7 +9,7 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 from roseinfer.kernels.delta.inputs import DeltaInputs
-from roseinfer.kernels.delta.tables import load_piece, load_pieces, load_row
+from roseinfer.kernels.delta.tables import PER_STEP, load_piece, load_pieces, load_row
 
 PIECE_TOKENS = 64
 # Values of a head that one program of the scan computes.
@@ -17,7 +17,7 @@ MAX_SCAN_WIDTH = 32
 WINDOW_BLOCK_ELEMENTS = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP)
 def prepare_kernel(
     mixed_ptr,
     gates_ptr,
@@ -108,7 +108,7 @@ def _inverse(lower, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     return inverse - tl.dot(below, inverse, input_precision="tf32x3")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP)
 def solve_kernel(
     heads_ptr,
     total_ptr,
@@ -160,7 +160,7 @@ def solve_kernel(
         tl.store(read_ptr + to, read.to(read_ptr.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP)
 def scan_kernel(
     heads_ptr,
     total_ptr,
@@ -244,7 +244,7 @@ def _store_window(
         tl.store(window_ptr + target + entry, x, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP)
 def window_kernel(
     mixed_ptr,
     window_ptr,
@@ -295,7 +295,7 @@ def window_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP)
 def gated_norm_kernel(
     out_ptr,
     z_ptr,

@@ -8,7 +8,7 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.delta.inputs import DeltaInputs
-from roseinfer.kernels.delta.tables import load_row
+from roseinfer.kernels.delta.tables import PER_STEP, load_row
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _copy_window(window_ptr, ring, target, channel, start, C: tl.constexpr, TAPS
         tl.store(window_ptr + target + at, held, mask=position >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP)
 def delta_decode_kernel(
     mixed_ptr,
     z_ptr,

@@ -2,6 +2,9 @@
 
 from roseinfer.kernels.common.triton_support import tl, triton
 
+# Arguments whose alignment and value differ from step to step. Compiling for each would stall requests.
+PER_STEP = ("rows_ptr", "pieces_ptr", "beta_ptr", "num_rows")
+
 
 @triton.jit
 def load_row(rows_ptr, row, num_rows):
