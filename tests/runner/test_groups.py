@@ -13,15 +13,21 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.core.plan import Admission, BlockCopy, GroupChanges, Row, StepLimits, StepPlan, TableChange
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.runner.forward import EagerForward, from_rows
+from roseinfer.kernels.common.triton_support import HAS_TRITON
+from roseinfer.runner import cuda_inputs
+from roseinfer.runner.cuda_inputs import CudaInputs
+from roseinfer.runner.forward import Columns, EagerForward, Forwarded, ForwardPass, from_rows
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
-from tests.helpers.attention import spec_of
+from tests.helpers.attention import shape_of, spec_of
+from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.runner.test_cuda_inputs import HostStaging
 from tests.runner.tiny import VOCAB, run
 
 BLOCK, LENGTH, SEATS, BLOCKS = 4, 64, 3, 80
-WINDOWS = (None, 9, 5, 9, None)
-SPECS = [spec_of(2, 1, 8, window=window) for window in WINDOWS]
+WINDOWS = (None, 9, 5, 9)
+SPECS = [spec_of(2, 1, 16, window=window) for window in WINDOWS]
+WIDTH = 32  # of all heads together
 
 
 class LayeredModel:
@@ -29,10 +35,10 @@ class LayeredModel:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(2)
-        self.embedding = torch.randn(VOCAB, 16, generator=generator)
-        self.position = torch.randn(LENGTH, 16, generator=generator)
-        self.projections = torch.randn(len(SPECS), 16, SPECS[0].qkv_width, generator=generator) / 4
-        self.head = torch.randn(16, VOCAB, generator=generator)
+        self.embedding = torch.randn(VOCAB, WIDTH, generator=generator)
+        self.position = torch.randn(LENGTH, WIDTH, generator=generator)
+        self.projections = torch.randn(len(SPECS), WIDTH, SPECS[0].qkv_width, generator=generator) / 6
+        self.head = torch.randn(WIDTH, VOCAB, generator=generator)
 
     def forward(self, batch: ForwardBatch, attention: TorchAttention) -> torch.Tensor:
         hidden = self.embedding[batch.input_ids] + self.position[batch.positions]
@@ -42,6 +48,31 @@ class LayeredModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.head
+
+
+class Interpreted:
+    """`ForwardPass` that computes each step as a captured one, by our kernels under Triton's interpreter."""
+
+    bucket = 32
+
+    def __init__(self, model: LayeredModel, store: KVStore, seats: SeatTable) -> None:
+        from roseinfer.attention.triton_backend import TritonAttention
+
+        self._model, self._store, self._inputs = model, store, CudaInputs(seats, SEATS, self.bucket)
+        sizes = {"max_rows": SEATS, "max_tokens": self.bucket, "max_model_len": LENGTH, "block_size": BLOCK}
+        self._attention = TritonAttention(shape_of(*SPECS, device=torch.device("cpu"), **sizes))
+
+    def run(self, columns: Columns) -> Forwarded:
+        attention, first = self._attention, columns.num_decodes
+        counts = columns.count[first:]
+        contexts = [start + count for start, count in zip(columns.start[first:], counts, strict=True)]
+        chunk_map = attention.map_chunks(self.bucket, first, counts, contexts)
+        divided = attention.is_divided(chunk_map)
+        room = attention.max_chunks(self.bucket, SEATS, divided)
+        staged = self._inputs.stage_mixed(columns, self.bucket, chunk_map, room)
+        batch = self._inputs.mixed_batch(self.bucket, room, divided)
+        attention.begin(batch, self._store)
+        return Forwarded(hidden=self._model.forward(batch, attention).index_select(0, staged.logits_at))
 
 
 class Pool:
@@ -80,14 +111,16 @@ class Sequence:
 class Side:
     """A runner and its pools. Window groups free blocks as soon as they have left the window."""
 
-    def __init__(self, groups: KVGroups, seed: int) -> None:
+    def __init__(self, groups: KVGroups, seed: int, *, interpreted: bool = False) -> None:
         device = torch.device("cpu")
         self.windows = (None, *groups.windows)
         more = [BLOCKS] * len(groups.windows)
         self.store = KVStore(BLOCKS, BLOCK, SPECS, torch.float32, device, groups, more)
         self.seats = SeatTable(SEATS, LENGTH, BLOCK, VOCAB, device, [0] * groups.count)
         self.model, attention = LayeredModel(), TorchAttention(SPECS, torch.float32)
-        forward = EagerForward(self.model, attention, self.store, from_rows(self.seats))
+        forward: ForwardPass = EagerForward(self.model, attention, self.store, from_rows(self.seats))
+        if interpreted:
+            forward = Interpreted(self.model, self.store, self.seats)
         self.runner = ModelRunner(self.model, forward, self.store, self.seats, StepLimits(SEATS, SEATS * LENGTH))
         rng = random.Random(seed)
         self.pools = [Pool(rng, self.store, group) for group in range(groups.count)]
@@ -174,18 +207,31 @@ def test_a_failed_request_leaves_nothing_in_any_group() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_window_groups_change_no_token(seed: int) -> None:
-    rng = random.Random(seed)
     sides = [Side(KVGroups.by_window(SPECS, LENGTH), seed), Side(KVGroups.single(len(SPECS)), seed)]
     assert sides[0].windows == (None, 5, 9)
+    compare(sides, seed, rounds=3, steps=24)
+
+
+@pytest.mark.skipif(not HAS_TRITON or torch.cuda.is_available(), reason="needs Triton's interpreter")
+def test_captured_steps_read_and_write_the_blocks_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
+    allow_loaded_loop_bounds(monkeypatch)
+    groups = KVGroups.by_window(SPECS, LENGTH)
+    compare([Side(groups, 1, interpreted=True), Side(groups, 1)], 1, rounds=1, steps=5)
+
+
+def compare(sides: list[Side], seed: int, rounds: int, steps: int) -> None:
+    """Run the same random steps on both sides. Assert that they sample the same tokens."""
+    rng = random.Random(seed)
     outputs: list[list[list[int]]] = [[], []]
-    for _ in range(3):
+    for _ in range(rounds):
         prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))] for _ in range(SEATS)]
         both = [[Sequence(seat, list(prompt)) for seat, prompt in enumerate(prompts)] for _ in sides]
-        for _ in range(24):
+        for _ in range(steps):
             chosen = rng.sample(range(SEATS), rng.randint(1, SEATS))
             room = {seat: LENGTH - both[0][seat].computed for seat in chosen}
             chosen = [seat for seat in chosen if room[seat]]
-            counts = [min(rng.randint(1, 12), len(both[0][s].tokens) - both[0][s].computed) for s in chosen]
+            counts = [min(rng.randint(1, 10), len(both[0][s].tokens) - both[0][s].computed) for s in chosen]
             copied = [seat for seat in chosen if rng.random() < 0.2]
             for side, sequences in zip(sides, both, strict=True):
                 spans = [(sequences[seat], count) for seat, count in zip(chosen, counts, strict=True)]
