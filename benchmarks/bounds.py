@@ -223,7 +223,13 @@ def model_cost(name: str) -> ModelCost:
     """Return the cost of a model of the table, from its packaged config."""
     model = MODELS[name]
     spec = read_model_spec(model_folder(ModelConfig(model=model.hub_id, load_format="dummy")))
-    return ModelCost.of(spec, BF16_BYTES, layer_itemsize=model.weight_bytes, kv_itemsize=model.kv_bytes)
+    return ModelCost.of(
+        spec,
+        BF16_BYTES,
+        layer_itemsize=model.weight_bytes,
+        kv_itemsize=model.kv_bytes,
+        expert_itemsize=model.expert_bytes,
+    )
 
 
 def all_rates(name: str) -> tuple[Rates, ...]:

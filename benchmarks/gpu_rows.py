@@ -21,6 +21,7 @@ PEER = (
     "2026-11-22; two GPUs for models that end in tp2), one run of each row"
 )
 MEMORY_SHARE = "0.85"
+MXFP4_BYTES = 17 / 32  # of a weight: blocks of 32 have 16 bytes of codes and a scale
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Model:
     """Model of the table. `hub_id` names its packaged shape; `options` are further arguments of `roseinfer serve`.
 
     `fp8_blocks`: the weights are stored in FP8 with a scale per block of 128 x 128. `weight_bytes`: bytes of a weight
-    in a layer (2 in the output head); `kv_bytes`: of an element of K and V. `gpus`: number of GPUs that share it.
+    in a layer (2 in the output head); `expert_bytes`: in an expert, None for the same; `kv_bytes`: of an element of K
+    and V. `gpus`: number of GPUs that share it.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Model:
     weight_bytes: int = 2
     kv_bytes: int = 2
     gpus: int = 1
+    expert_bytes: float | None = None
 
     @property
     def folder(self) -> str:
@@ -111,6 +114,7 @@ _MODELS = (
     Model("gemma-3-27b", "google/gemma-3-27b-it", 4096),
     Model("qwen3.6-27b-fp8", "Qwen/Qwen3.6-27B", 4096, fp8_blocks=True, weight_bytes=1),
     Model("qwen3.6-35b-a3b-fp8", "Qwen/Qwen3.6-35B-A3B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("gpt-oss-20b", "openai/gpt-oss-20b", 4096, expert_bytes=MXFP4_BYTES),
     Model("qwen3-8b-tp2", "Qwen/Qwen3-8B", 4096, TP2, gpus=2),
     Model("qwen3-32b-tp2", "Qwen/Qwen3-32B", 4096, TP2, gpus=2),
     Model("qwen3-32b-fp8-tp2", "Qwen/Qwen3-32B", 4096, TP2, fp8_blocks=True, weight_bytes=1, gpus=2),
@@ -267,6 +271,10 @@ ROWS = (
     Row("qwen3.6-35b-a3b-fp8", "nano", NANO, {}, {}),
     Row("qwen3.6-35b-a3b-fp8", "rag", RAG, {}, {}),
     Row("qwen3.6-35b-a3b-fp8", "poisson", POISSON, {}, {}, paced=True),
+    Row("gpt-oss-20b", "seq1", SEQ1, {}, {"tpot_p50_ms": 1.4}, paced=True),
+    Row("gpt-oss-20b", "nano", NANO, {}, {}),
+    Row("gpt-oss-20b", "rag", RAG, {}, {}),
+    Row("gpt-oss-20b", "poisson", POISSON, {}, {}, paced=True),
     Row(
         "qwen3-8b-tp2", "seq1", SEQ1, _figures(140, (15.2, 16.7), (3.69, 3.69), 4.36), {"tpot_p50_ms": 2.6}, paced=True
     ),

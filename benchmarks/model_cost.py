@@ -96,9 +96,10 @@ class ModelCost:
 
     `router_weights`: elements of all layers' routers; `expert_weights`: of one expert in each layer. Neither is part of
     `layer_weights`. `experts`: number that a token selects. `weight_itemsize`: bytes of a layer's element;
-    `head_itemsize`: of the head and the routers, 0 for the same. `kv_token_bytes`: K and V of one token in the layers
-    without a window. `attention_width`: of these layers, the sum of query heads x head size. `windows`: other layers.
-    `state_bytes`: recurrent states of one row, which a step reads and writes; `state_width`: their numbers.
+    `head_itemsize`: of the head and the routers, `expert_itemsize`: of experts, 0 for the same. `kv_token_bytes`: K and
+    V of one token in the layers without a window. `attention_width`: of these layers, the sum of query heads x head
+    size. `windows`: other layers. `state_bytes`: recurrent states of one row, which a step reads and writes;
+    `state_width`: their numbers.
     """
 
     layer_weights: int
@@ -107,6 +108,7 @@ class ModelCost:
     kv_token_bytes: int
     attention_width: int
     head_itemsize: int = 0
+    expert_itemsize: float = 0.0
     expert_weights: int = 0
     router_weights: int = 0
     experts: ExpertChoice | None = None
@@ -123,9 +125,10 @@ class ModelCost:
         layer_itemsize: int | None = None,
         kv_itemsize: int | None = None,
         head_itemsize: int | None = None,
+        expert_itemsize: float | None = None,
     ) -> "ModelCost":
-        """Build from a config, with elements of `itemsize` bytes unless smaller ones are given for layers, K/V or the
-        head.
+        """Build from a config, with elements of `itemsize` bytes unless smaller ones are given for layers, K/V, the
+        head or experts.
 
         The embedding is not counted, as a step reads only a few rows of it; nor are scales.
         """
@@ -157,6 +160,7 @@ class ModelCost:
             kv_token_bytes=full.kv_token_bytes,
             attention_width=full.attention_width,
             head_itemsize=head_itemsize or itemsize,
+            expert_itemsize=expert_itemsize or 0.0,
             expert_weights=expert,
             router_weights=router,
             experts=choice,
@@ -197,7 +201,8 @@ class ModelCost:
             read += self.head_weights * other_itemsize
         expert_bytes = expert_flops = 0.0
         if self.experts is not None:
-            expert_bytes = self.expert_weights * self.weight_itemsize * self.experts.read(tokens)
+            itemsize = self.expert_itemsize or self.weight_itemsize
+            expert_bytes = self.expert_weights * itemsize * self.experts.read(tokens)
             expert_flops = 2.0 * self.expert_weights * self.experts.top_k * tokens
         others = (self.layer_weights + self.router_weights) * tokens + self.head_weights * logits
         kinds: list[ModelCost | WindowCost] = [self, *self.windows]

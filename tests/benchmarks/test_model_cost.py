@@ -51,6 +51,8 @@ def test_routers_and_the_head_keep_their_width_beside_codes() -> None:
     work = cost.work([Chunk(0, 1)])
     assert work.weight_bytes == cost.layer_weights + 2 * cost.expert_weights + 2 * (cost.router_weights + 80)
     assert cost.kv_token_bytes == 2 * 2 * 6
+    packed = ModelCost.of(replace(GATED, experts=experts), 2, expert_itemsize=0.5).work([Chunk(0, 1)])
+    assert packed.expert_bytes == cost.expert_weights and packed.weight_bytes > work.weight_bytes
     assert ModelCost.of(GATED, 4, layer_itemsize=1, head_itemsize=1).work([Chunk(0, 1)]).weight_bytes == 1344 + 80
 
 

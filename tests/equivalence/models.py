@@ -5,8 +5,10 @@ from pathlib import Path
 import torch
 
 from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.mxfp4_files import pack_folder, round_experts
 
 VOCAB = 1000
+PACKED = "-mxfp4"  # at the end of a family's name
 _COMMON = {"vocab_size": VOCAB, "max_position_embeddings": 512}
 # A layer of GPT-2; heads of 64 in groups of 4, as in small Llamas; a layer of Qwen3-0.6B; heads in groups as Mistral's,
 # with a window that most prompts exceed.
@@ -52,6 +54,19 @@ SHAPES = {
         "attention_bias": False,
     },
 }
+SHAPES["gpt-oss"] = {
+    **_COMMON,
+    "hidden_size": 1024,
+    "intermediate_size": 384,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": 41,
+}
+SHAPES["gpt-oss-mxfp4"] = SHAPES["gpt-oss"]  # with experts in MXFP4
 # Families of other blocks and rotations, all in the size of a small Llama.
 _SIZES = {
     **_COMMON,
@@ -73,7 +88,7 @@ SMALL_SHAPES = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 2},
     "qwen3": {"vocab_size": VOCAB, "hidden_size": 64, "head_dim": 32, "intermediate_size": 96},
     "mistral-window": {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 192, "sliding_window": 41},
-    "gpt-oss": {
+    "gpt-oss-mxfp4": {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "head_dim": 32,
@@ -90,7 +105,7 @@ def save_model(family: str, shape: dict[str, object], folder: Path, attention_ga
     """Save a model whose matrices keep the size of their input. `attention_gain`: fault on one layer's attention
     output.
     """
-    model = make_reference(family, **shape)
+    model = make_reference(family.removesuffix(PACKED), **shape)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             # GPT-2's layers hold [in, out]; tied or not, embeddings are [vocab, hidden].
@@ -98,4 +113,6 @@ def save_model(family: str, shape: dict[str, object], folder: Path, attention_ga
             parameter.mul_(inputs**-0.5 / parameter.std())
         if "s.1.self_attn.o_proj.weight" in name or "h.1.attn.c_proj.weight" in name:
             parameter.mul_(attention_gain)
-    return save_reference(model.bfloat16(), folder)
+    if not family.endswith(PACKED):
+        return save_reference(model.bfloat16(), folder)
+    return pack_folder(save_reference(round_experts(model.bfloat16()), folder))

@@ -65,7 +65,7 @@ class Heads:
 class Sizes:
     """`heads`: of the models. `mixed`: tokens of captured steps that mix chunks and decodes. `linears`: weight rows,
     columns, whether gated, and the numbers of input rows. `eight`: the same of products in FP8, without gates.
-    `mixture`: a layer of experts, and the numbers of tokens.
+    `mixture`: a layer of experts, and the numbers of tokens. `packed`: the same for experts in MXFP4.
     `kv_dtypes`: dtypes of K and V besides `dtype`."""
 
     rows: int
@@ -76,6 +76,7 @@ class Sizes:
     linears: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
     eight: tuple[tuple[int, int, tuple[int, ...]], ...]
     mixture: tuple[ExpertShape, tuple[int, ...]]
+    packed: tuple[ExpertShape, tuple[int, ...]]
     wide: tuple[int, int]
     dtype: torch.dtype
     kv_dtypes: tuple[torch.dtype, ...] = (CODES,)
@@ -85,8 +86,13 @@ def qwen3_experts(count: int, top_k: int, hidden: int, width: int) -> ExpertShap
     return ExpertShape(count=count, top_k=top_k, hidden=hidden, width=width, renormalise=True, activation="silu")
 
 
+def gpt_oss_experts(count: int, top_k: int, width: int) -> ExpertShape:
+    options = {"renormalise": True, "activation": "clamped_swish", "bias": True}
+    return ExpertShape(count=count, top_k=top_k, hidden=width, width=width, **options)  # type: ignore[arg-type]
+
+
 # Attention of Qwen3-8B, also with a window, and of GPT-2; products of Qwen3-8B, as many rows as they are used for, and
-# the experts of Qwen3-30B-A3B.
+# the experts of Qwen3-30B-A3B and of gpt-oss-20b.
 REAL = Sizes(
     rows=256,
     longest=640,
@@ -107,6 +113,7 @@ REAL = Sizes(
         (4096, 12288, (5, 130, 256)),
     ),
     mixture=(qwen3_experts(128, 8, 2048, 768), (1, 5, 16, 64, 256, 700, 1100)),
+    packed=(gpt_oss_experts(32, 4, 2880), (1, 4, 16, 64, 200, 1100, 3000)),
     wide=(2048, 4096),
     dtype=torch.bfloat16,
 )
@@ -202,6 +209,24 @@ def experts(sizes: Sizes, device: torch.device) -> None:
         for tokens in counts:
             x = torch.empty((tokens, shape.hidden), dtype=sizes.dtype, device=device).normal_()
             layer(norm, x, x)
+
+    _packed_experts(*sizes.packed, sizes.dtype, device)
+
+
+def _packed_experts(shape: ExpertShape, counts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    def stack(outs: int, columns: int) -> Stack:
+        codes = torch.randint(256, (shape.count, outs, columns // 2), dtype=torch.uint8, device=device)
+        scales = torch.full((shape.count, outs, columns // 32), 118, dtype=torch.uint8, device=device)
+        return Stack(codes, scales, torch.zeros((shape.count, outs), dtype=dtype, device=device))
+
+    norm = RMSNorm(shape.hidden, 1e-6)
+    norm.weight = torch.ones(shape.hidden, dtype=dtype, device=device)
+    router = torch.empty((shape.count, shape.hidden), dtype=dtype, device=device).normal_()
+    gate_up, down = stack(2 * shape.width, shape.hidden), stack(shape.hidden, shape.width)
+    layer = CudaExperts(router, gate_up, down, shape, torch.zeros(shape.count, device=device))
+    for tokens in counts:
+        x = torch.empty((tokens, shape.hidden), dtype=dtype, device=device).normal_()
+        layer(norm, x, x)
 
 
 def rows(sizes: Sizes, device: torch.device) -> None:

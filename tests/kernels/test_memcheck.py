@@ -12,7 +12,7 @@ if not HAS_TRITON:
 
 from roseinfer.runner import cuda_inputs
 from tests.kernels import memcheck
-from tests.kernels.memcheck import PARTS, Heads, Sizes, qwen3_experts
+from tests.kernels.memcheck import PARTS, Heads, Sizes, gpt_oss_experts, qwen3_experts
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value)")  # the interpreter's exponentials
 SMALL = Sizes(
@@ -24,6 +24,7 @@ SMALL = Sizes(
     linears=((24, 64, False, (1, 3)), (32, 64, True, (2,))),
     eight=((64, 384, (1, 17)),),
     mixture=(qwen3_experts(3, 2, 128, 128), (1, 20)),
+    packed=(gpt_oss_experts(3, 2, 96), (1, 20)),
     wide=(2, 96),
     dtype=torch.float16,
 )
