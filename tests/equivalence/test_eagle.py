@@ -17,9 +17,13 @@ from roseinfer.core.request import Prompt, Request
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.head import HeadProposer
+from roseinfer.sched.drafting.marginal import MarginalPricing
 from roseinfer.sched.drafting.pricing import Pricing
+from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
 from tests.equivalence.small_engines import PROMPTS, start
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.drafters import EveryDraft, Oracle
@@ -163,6 +167,36 @@ def test_the_head_catches_up_after_steps_without_drafts(model: PreTrainedModel, 
     core.close()
     assert len(head.seen) < sum(map(len, plain.values())) / 2
     check_drafts(model, head.seen, plain, least=30)
+
+
+class RightHead(RecordingHead):
+    """Head whose drafts are replaced by the right tokens, as far as these are known."""
+
+    def __init__(self, texts: Texts) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def made(self, request: Request, drafts: HeadDrafts) -> None:
+        first, count = request.num_outputs, len(drafts.token_ids)
+        right = tuple(self._texts[request.request_id][first : first + count])
+        super().made(request, HeadDrafts(right, (0.9,) * len(right)))
+
+
+def test_as_many_drafts_are_made_as_pay(model: PreTrainedModel, folders: tuple[Path, Path]) -> None:
+    """The whole loop with prices: asked for, made, verified, learnt from."""
+    core = start(folders[0], speculation="off")
+    plain = texts_of(core)
+    core.close()
+    core, _ = start_with_head(folders, plain)
+    head = RightHead(plain)
+    cost = CostModel(CostParams(step_s=5e-3, token_s=1e-4, row_s=1e-4), fit=False)
+    for _ in range(KNOWN_STEPS_COUNT):
+        cost.observe(Work(decode_rows=1), 5.1e-3)
+    core.scheduler.drafting = Drafting((head,), MarginalPricing(cost, DraftYields()), MAX_DRAFTS, head)
+    assert texts_of(core) == plain
+    counts = core.scheduler.drafting.counts["eagle3"]
+    core.close()
+    assert sum(counts.accepted) == sum(counts.drafted) > 60 and len(counts.drafted) == MAX_DRAFTS
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}], ids=["fp8 kv", "bfloat16"])
