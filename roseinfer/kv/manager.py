@@ -39,7 +39,8 @@ class SequenceKv:
     """Block tables of one sequence, in the first group and in each window group.
 
     `lookup`: last result in the first group's prefix index; `host_lookup`: last result for the following blocks in host
-    memory; `agreed`: last agreement of the groups. `wanted`: positions at which other sequences may continue.
+    memory, `host_state`: last snapshot within them; `agreed`: last agreement of the groups. `wanted`: positions at
+    which other sequences may continue.
     """
 
     chain: Chain
@@ -47,6 +48,7 @@ class SequenceKv:
     windows: tuple[BlockTable, ...]
     lookup: Lookup | None = None
     host_lookup: Lookup | None = None
+    host_state: StateLookup | None = None
     agreed: AgreedHit | None = None
     wanted: tuple[int, ...] = ()
 
@@ -79,8 +81,8 @@ class KvManager:
         """
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
-        if (windows or states) and num_host_blocks:
-            raise ValueError("blocks in host memory hold the K/V of all layers, so there can be no further groups")
+        if windows and num_host_blocks:
+            raise ValueError("blocks in host memory hold the K/V of all layers, so there can be no window groups")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
@@ -238,21 +240,35 @@ class KvManager:
     def match_host(self, sequence_id: str, tokens: Sequence[int], hit: PrefixHit) -> tuple[int, ...]:
         """Return the host blocks that follow a hit that `match` has just returned, full blocks only.
         Takes no blocks.
+
+        With a state group, they follow what the first group has, and end at the last snapshot.
         """
+        seq = self._sequences[sequence_id]
+        if self.states is not None and seq.lookup is not None:
+            hit = seq.lookup.hit
         if self.host is None or hit.partial:
             return ()
-        seq = self._sequences[sequence_id]
         seq.host_lookup = self.host.look_up(seq.chain, tokens, len(hit.blocks), seq.host_lookup)
-        return seq.host_lookup.hit.blocks
+        found = seq.host_lookup.hit.blocks
+        if self.states is None or not found:
+            return found
+        reach = min(hit.tokens + len(found) * self.block_size, len(tokens) - 1)
+        seq.host_state = self.states.look_up(seq.chain, tokens, reach, seq.host_state)
+        return found[: max(0, seq.host_state.tokens // self.block_size - len(hit.blocks))]
 
     def load(self, sequence_id: str, host_blocks: Sequence[int]) -> list[HostCopy]:
         """Add blocks to a sequence that holds only a hit of full blocks, and begin to load these host blocks into them.
+        They are what `match_host` has just returned.
 
         The caller has checked `num_free` and ends the loads with `host.finish_loads` or `host.cancel_loads`. The blocks
         must not be read before.
         """
-        table = self._sequences[sequence_id].table
+        seq = self._sequences[sequence_id]
+        table = seq.table
         assert self.host is not None and not table.tail_borrowed, "only full blocks are loaded"
+        if self.states is not None and seq.lookup is not None:  # the hit was cut to a snapshot
+            self._first.release(table)
+            self._first.attach(table, seq.lookup.hit.blocks, seq.lookup.hit.tokens)
         blocks = self.pool.take(len(host_blocks))
         table.blocks.extend(blocks)
         return self.host.begin_loads(host_blocks, blocks)

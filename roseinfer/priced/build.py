@@ -149,8 +149,6 @@ def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> tuple[int, int]:
     """
     if not cache.kv_offloading_size:
         return 0, 0
-    if cache.state_slots is not None:
-        raise ConfigError("kv_offloading_size is not supported with state_slots: states are not in host memory")
     layers, heads = (_found(model, *names) for names in (_LAYERS, _HEADS))
     kv_heads, width = _found(model, "num_key_value_heads") or heads, _found(model, "hidden_size", "n_embd")
     head_dim = _found(model, "head_dim") or (width // heads if width and heads else None)

@@ -235,8 +235,6 @@ def _check_states(config: EngineConfig, spec: ModelSpec) -> None:
     name = config.speculation.speculation
     if config.speculation.chosen:
         raise ConfigError(f"speculation {name!r} is not supported by {spec.architecture}, which has recurrent states")
-    if config.cache.kv_offloading_size:
-        raise ConfigError(f"kv_offloading_size is not supported by {spec.architecture}, which has recurrent states")
 
 
 def _default_bytes(

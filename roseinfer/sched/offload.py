@@ -126,8 +126,9 @@ class KvOffload:
 
     def begin(self, request: Request, host_blocks: Sequence[int]) -> None:
         """Begin to load host blocks for a request that holds only its prefix hit. There are enough KV blocks."""
-        known, held = len(request.tokens), len(self._kv.table(request.request_id)) * self._kv.block_size
         load = PrefixLoad(request, self._kv.load(request.request_id, host_blocks))
+        known = len(request.tokens)
+        held = (len(self._kv.table(request.request_id)) - len(host_blocks)) * self._kv.block_size
         self._loads[request.request_id] = load
         self._queue.append(load)
         self._queued += len(load.copies)

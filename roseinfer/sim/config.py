@@ -196,8 +196,6 @@ class CostConfig:
         self._window_pools()
         if self.state_us and self.state_slots is None:
             raise ConfigError("state_us needs state_slots, the number of slots for states")
-        if self.num_host_blocks and self.state_slots is not None:
-            raise ConfigError("num_host_blocks and state_slots exclude each other: states are not in host memory")
 
     def _window_pools(self) -> tuple[WindowPool, ...]:
         pools = []

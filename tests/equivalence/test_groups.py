@@ -28,6 +28,13 @@ HYBRID_SETTINGS = {
         "overlap": True,
     },
     "three slots, overlap": {"num_kv_blocks": 64, "state_slots": 3, "overlap": True},
+    "preemption, blocks in host memory": {
+        "num_kv_blocks": 16,
+        "max_num_batched_tokens": 24,
+        "state_slots": 40,
+        "kv_offloading_size": 1 / 64,
+        "overlap": True,
+    },
     "one slot": {"num_kv_blocks": 64, "state_slots": 1, "max_num_batched_tokens": 9},
 }
 
@@ -43,6 +50,7 @@ def test_greedy_output_of_a_model_with_states_is_that_of_transformers(setting: s
     stats = core.stats()
     assert stats.states is not None and stats.states.slots_used == 0
     assert ("preemption" in setting) == (stats.preemptions > 0)
+    assert ("host memory" in setting) == (stats.offload is not None and stats.offload.stored > 0)
     assert stats.states.taken > 0 or "slot" in setting, "running requests leave no slot for a snapshot"
     core.close()
 

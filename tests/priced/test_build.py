@@ -69,10 +69,9 @@ def test_prefixes_are_found_where_a_state_was_kept(cost: str, tmp_path: Path) ->
     assert [rows for rows in again.plans if rows] == [turn.rows for turn in recording.turns if turn.rows]
 
 
-@pytest.mark.parametrize("options", [{"speculation": "ngram"}, {"kv_offloading_size": 1}], ids=str)
-def test_options_that_states_exclude_are_refused_by_name(cost: str, options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        LLM(device="priced", cost=cost, state_slots=8, **options)
+def test_speculation_is_refused_by_name_for_models_with_states(cost: str) -> None:
+    with pytest.raises(ConfigError, match=r"speculation .* recurrent states"):
+        LLM(device="priced", cost=cost, state_slots=8, speculation="ngram")
 
 
 def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:

@@ -33,10 +33,11 @@ def offloading(copy_s: float) -> OffloadCosts:
     copy_s=st.sampled_from([0.0, 0.002, 0.005]),
     reserve=st.sampled_from([0, 0, 1, 3]),
     fail_on_token=st.sampled_from([None, None, 7]),
+    num_slots=st.sampled_from([0, 0, 1, 3, 8, 30]),
     options=policies(),
 )
 def test_any_host_memory_gives_the_same_tokens(
-    seed, depth, block_size, spare_blocks, num_host_blocks, copy_s, reserve, fail_on_token, options
+    seed, depth, block_size, spare_blocks, num_host_blocks, copy_s, reserve, fail_on_token, num_slots, options
 ) -> None:
     jobs = make_jobs(random.Random(seed), count=8, longest=20)
     got = run(
@@ -48,6 +49,7 @@ def test_any_host_memory_gives_the_same_tokens(
         block_size=block_size,
         num_host_blocks=num_host_blocks,
         offloading=offloading(copy_s),
+        num_slots=num_slots,
         **options,
     )
     assert_same(run_at_ease(jobs, fail_on_token), got)

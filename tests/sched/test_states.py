@@ -103,6 +103,17 @@ def test_ten_turns_of_an_agent_find_what_they_share() -> None:
     assert found / shared > 0.98
 
 
+def test_blocks_in_host_memory_are_loaded_up_to_a_snapshot() -> None:
+    """The KV cache forgets the prompt, and no snapshot of it is overwritten."""
+    core, prompt = core_of(64, num_blocks=40, num_host_blocks=200, max_model_len=640), text(1, 300)
+    assert cached(core, prompt) == 0
+    for other in range(2, 8):
+        cached(core, text(other, 500))
+    assert cached(core, prompt) == 288
+    offload = core.stats().offload
+    assert offload is not None and offload.loaded == 18
+
+
 def test_a_preempted_request_continues_from_its_last_snapshot() -> None:
     core = core_of(num_blocks=18, max_model_len=288)  # two requests of 150 tokens do not fit
     for name in "ab":

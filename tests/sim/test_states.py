@@ -48,6 +48,6 @@ def test_steps_pay_for_the_states_that_they_move() -> None:
 
 def test_states_are_an_option_of_simulate() -> None:
     assert CostConfig().machine.states is None
-    for wrong in ({"state_slots": 0}, {"state_us": 5.0}, {"state_slots": 5, "num_host_blocks": 5}):
+    for wrong in ({"state_slots": 0}, {"state_us": 5.0}):
         with pytest.raises(ConfigError, match="state_slots"):
             CostConfig(**wrong)
