@@ -39,7 +39,12 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
+from roseinfer.state.batch import RowSnapshot, StateBatch, StateRow, StateTables, lay_out, make_tables
+from roseinfer.state.delta_spec import DeltaSpec
+from roseinfer.state.store import StateStore
+from roseinfer.state.triton_delta import TritonDelta
 from tests.helpers.attention import store_of
+from tests.helpers.delta import draw_tokens, draw_weights
 
 BLOCK = 16
 # Rows that products in FP8 take without rounding them.
@@ -66,7 +71,8 @@ class Sizes:
     """`heads`: of the models. `mixed`: tokens of captured steps that mix chunks and decodes. `linears`: weight rows,
     columns, whether gated, and the numbers of input rows. `eight`: the same of products in FP8, without gates.
     `mixture`: a layer of experts, and the numbers of tokens. `packed`: the same for experts in MXFP4.
-    `kv_dtypes`: dtypes of K and V besides `dtype`."""
+    `kv_dtypes`: dtypes of K and V besides `dtype`. `delta`: a layer of gated DeltaNet, whose longest row has `longest`
+    tokens."""
 
     rows: int
     longest: int
@@ -78,6 +84,7 @@ class Sizes:
     mixture: tuple[ExpertShape, tuple[int, ...]]
     packed: tuple[ExpertShape, tuple[int, ...]]
     wide: tuple[int, int]
+    delta: DeltaSpec
     dtype: torch.dtype
     kv_dtypes: tuple[torch.dtype, ...] = (CODES,)
 
@@ -115,6 +122,7 @@ REAL = Sizes(
     mixture=(qwen3_experts(128, 8, 2048, 768), (1, 5, 16, 64, 256, 700, 1100)),
     packed=(gpt_oss_experts(32, 4, 2880), (1, 4, 16, 64, 200, 1100, 3000)),
     wide=(2048, 4096),
+    delta=DeltaSpec(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4),
     dtype=torch.bfloat16,
 )
 
@@ -240,6 +248,20 @@ def rows(sizes: Sizes, device: torch.device) -> None:
     pointwise(x, "gelu_tanh")
 
 
+def delta(sizes: Sizes, device: torch.device) -> None:
+    """Rows of one token, longer ones with snapshots, padding; then tables with room that is not used."""
+    spec = sizes.delta
+    store = StateStore(8, (spec.state(str(sizes.dtype).removeprefix("torch.")),), device)
+    layer = TritonDelta(spec, draw_weights(spec, device))
+    rows = [StateRow(4, 9, 1), StateRow(0, 0, 1), StateRow(1, 5, sizes.longest), StateRow(2, 0, 3), StateRow(4, 0, 0)]
+    for snapshots in ((), (RowSnapshot(0, 1, 5), RowSnapshot(2, 3, 6), RowSnapshot(2, sizes.longest, 7))):
+        tokens = draw_tokens(spec, sum(row.tokens for row in rows), sizes.dtype, device)
+        layer(0, tokens, StateBatch(store, tuple(rows), snapshots, make_tables(rows, snapshots, device)))
+        lines, pieces = lay_out(rows, snapshots, (8, 40))
+        tables = StateTables(torch.from_numpy(lines).to(device), torch.from_numpy(pieces).to(device))
+        layer(0, tokens, StateBatch(store, tuple(rows), snapshots, tables))
+
+
 def planted(sizes: Sizes, device: torch.device) -> None:
     """Write tokens for seat 4, while only seats 0 to 3 exist."""
     pool = torch.zeros((4, 8), dtype=torch.int32, device=device)
@@ -255,6 +277,7 @@ PARTS = {
     "eight": eight,
     "experts": experts,
     "rows": rows,
+    "delta": delta,
 }
 
 

@@ -11,6 +11,7 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from roseinfer.runner import cuda_inputs
+from roseinfer.state.delta_spec import DeltaSpec
 from tests.kernels import memcheck
 from tests.kernels.memcheck import PARTS, Heads, Sizes, gpt_oss_experts, qwen3_experts
 
@@ -26,6 +27,7 @@ SMALL = Sizes(
     mixture=(qwen3_experts(3, 2, 128, 128), (1, 20)),
     packed=(gpt_oss_experts(3, 2, 96), (1, 20)),
     wide=(2, 96),
+    delta=DeltaSpec(key_heads=1, value_heads=2, key_dim=16, value_dim=16, taps=4),
     dtype=torch.float16,
 )
 
