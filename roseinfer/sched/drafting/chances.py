@@ -87,11 +87,17 @@ class DepthChances:
 
     def products(self, count: int) -> Iterator[float]:
         """Yield the chances of the first `count` depths. Depths that were never made are as good as the last one."""
-        product, share = 1.0, DEFAULT_CHANCE_SHARE
+        product = 1.0
         for depth in range(count):
-            share = self.shares[depth] if depth < len(self.shares) else share
-            product *= share
+            product *= share_at(self.shares, depth)
             yield product
+
+
+def share_at(shares: Sequence[float], depth: int) -> float:
+    """Return the chance of a head's draft after right ones. depth: counted from 0; unknown ones are as the last."""
+    if depth < len(shares):
+        return shares[depth]
+    return shares[-1] if shares else DEFAULT_CHANCE_SHARE
 
 
 class _Guess(NamedTuple):

@@ -9,11 +9,13 @@ A head makes its drafts a step before they are verified. It is asked for as many
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
+from roseinfer.sched.cost.drafts import features
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, work_of
-from roseinfer.sched.drafting.chances import ChanceTable, DepthChances, RequestChances, chances, learn
+from roseinfer.sched.drafting.chances import ChanceTable, DepthChances, RequestChances, chances, learn, share_at
 from roseinfer.sched.drafting.head import NAME as HEAD
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.probes import Probes
@@ -67,6 +69,19 @@ class _Guess(NamedTuple):
     depth: int = 0
 
 
+class _Chain(NamedTuple):
+    """Drafts that a head may make for one request: its `number`, at most `most`. `context`: tokens before them.
+
+    `shares`: as of its `DepthChances`. `chance`: of the last draft that was taken, with all before it.
+    """
+
+    number: int
+    shares: Sequence[float]
+    most: int
+    context: int
+    chance: float = 1.0
+
+
 class MarginalPricing:
     """Pricing by chance and marginal cost.
 
@@ -89,7 +104,7 @@ class MarginalPricing:
         self._begun = False
         self._drafted_steps = 0  # in a row
         self._exposed_s = 0.0
-        self._depths = DepthChances(_DEPTH_GAIN_SHARE)
+        self._depths = DepthChances(_DEPTH_GAIN_SHARE)  # learns from one request in a step
         self._plain = False  # whether the step that is planned has to show what it takes without drafts
         self._spent_s = 0.0  # for the drafts that it verifies
         self._head_s = 0.0  # of the step before, to make the drafts of this one
@@ -151,6 +166,9 @@ class MarginalPricing:
         basket = _Basket(params, work, limit)
         first = [c.request.request_id in self._room.first for c in candidates] if self._room.first else []
         guesses = [self._guesses(params, index, candidate) for index, candidate in enumerate(candidates)]
+        seen = candidates[self._step % len(candidates)]
+        if seen.proposal.proposer == HEAD:
+            self._depths.add(self._chances(seen))
         for index in [index for index, needs in enumerate(first) if needs]:
             basket.take_for_one(guesses[index], counts)
             guesses[index] = []
@@ -172,7 +190,6 @@ class MarginalPricing:
         context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
         found = self._chances(candidate)
         if candidate.proposal.proposer == HEAD:
-            self._depths.add(found)
             self._depths_of(candidate.request).add(found)
         return [_Guess(index, chance, context_s) for chance in found if chance >= MIN_CHANCE_SHARE]
 
@@ -199,22 +216,21 @@ class MarginalPricing:
     def _fill_ahead(
         self, counts: list[int], builder: PlanBuilder, wanted: Sequence[tuple[Request, int]], limit: int
     ) -> None:
-        """Set the counts of drafts that will probably pay, in the next step, for being made and verified."""
-        params = self._cost.params
+        """Set the counts of drafts that will probably pay, in the next step, for being made and verified.
+
+        Requests that need several tokens per step come first. Then one draft more of each request that has a likely one
+        is taken together, as often as that raises the rate.
+        """
+        params, room_s = self._cost.params, self._room.seconds - self._spent_s
         sampling = [row.start + row.count for row in builder.rows if row.sample]
         basket = _Basket(params, Work(decode_rows=len(sampling), decode_context=sum(sampling)), limit)
-        rest: list[_Guess] = []
+        chains = []
         for index, (request, most) in enumerate(wanted):
-            guesses = self._guesses_ahead(params, index, request, most)
             if request.request_id in self._room.first:
-                basket.take_for_one(guesses, counts)
-            else:
-                rest += guesses
-        before, each_s = basket.rate, basket.each_s + params.draft_cost.head_draft_s
-        rest = [guess for guess in rest if guess.chance >= before * (each_s + guess.context_s)]
-        rest.sort(key=lambda guess: (guess.depth, -guess.chance))
-        least = 1.0 if self._drafted_steps else MIN_GAIN_RATIO
-        basket.take_best(rest, counts, self._room.seconds - self._spent_s, least)
+                basket.take_for_one(self._guesses_ahead(params, index, request, most), counts)
+            elif most:
+                chains.append(_Chain(index, self._depths_of(request).shares, most, len(request.tokens)))
+        basket.take_depths(chains, counts, room_s, 1.0 if self._drafted_steps else MIN_GAIN_RATIO)
 
     def _guesses_ahead(self, params: CostParams, index: int, request: Request, most: int) -> list[_Guess]:
         context_s = params.draft_cost.draft_context_s * len(request.tokens)
@@ -256,7 +272,10 @@ class MarginalPricing:
             self._yields.add(request.tenant, record.steps, record.tokens, record.drafts)
 
     def _record_of(self, request: Request) -> _Record:
-        return self._records.setdefault(request.request_id, _Record())
+        record = self._records.get(request.request_id)
+        if record is None:
+            record = self._records[request.request_id] = _Record()
+        return record
 
 
 class _Basket:
@@ -322,6 +341,39 @@ class _Basket:
         for guess in guesses[:taken]:
             counts[guess.candidate] += 1
 
+    def take_depths(self, chains: Sequence[_Chain], counts: list[int], room_s: float, least: float) -> None:
+        """Take one draft more of each likely chain, as often as the step has more tokens per second with them.
+
+        Arguments as for `take_best`. What all of them cost is computed at once.
+        """
+        best, taken, levels = least * self.rate, 0, list[list[int]]()
+        worth = self.rate * (self.each_s + self._costs.head_draft_s)  # of a draft that pays for itself
+        gain, drafts, context = self.gain, 0, 0
+        while chains and len(levels) < MAX_DRAFTS:
+            chains = _one_deeper(chains, len(levels), worth)
+            if drafts + len(chains) > self._left:
+                chains = sorted(chains, key=lambda chain: -chain.chance)[: self._left - drafts]
+            levels.append([chain.number for chain in chains])
+            gain += sum([chain.chance for chain in chains])
+            context += sum([chain.context for chain in chains])
+            drafts += len(chains)
+            spent_s = self.spent_s + self._drafts_s(drafts, context, len(levels))
+            if not chains or spent_s > room_s:
+                break
+            rate = (self._rows + gain) / (self._alone_s + spent_s)
+            if rate > best:
+                best, taken = rate, len(levels)
+        for level in levels[:taken]:
+            for number in level:
+                counts[number] += 1
+
+    def _drafts_s(self, drafts: int, context: int, depth: int) -> float:
+        """Return what these drafts take when they are made and verified, beyond the drafts that were taken before."""
+        found = features(self._tokens, drafts, context, max(0, depth - self._depth), drafts)
+        if self._taken:
+            found = (0.0, *found[1:])
+        return self._costs.seconds(found) + self._params.experts_s(drafts, self._tokens)
+
     def _take(self, guess: _Guess, price_s: float) -> None:
         self.gain += guess.chance
         self.spent_s += price_s
@@ -332,3 +384,14 @@ class _Basket:
 
     def _state(self) -> tuple[int, int, int, int, float, float]:
         return self._tokens, self._left, self._taken, self._depth, self.gain, self.spent_s
+
+
+def _one_deeper(chains: Sequence[_Chain], depth: int, worth: float) -> list[_Chain]:
+    """Return the chains whose draft at this depth, counted from 0, has at least the chance `worth`."""
+    found = []
+    for number, shares, most, context, chance in chains:
+        if depth < most:
+            chance *= share_at(shares, depth)
+            if chance >= worth:
+                found.append(_Chain(number, shares, most, context, chance))
+    return found
