@@ -122,7 +122,8 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
-            log_start_notes(spec, folder, max_model_len, groups, blocks, num_slots)
+            hosted = config.cache.kv_offloading_size > 0
+            log_start_notes(spec, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
         limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, spec, pooling))
         bytes_per_block = pools[0].item_bytes
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)

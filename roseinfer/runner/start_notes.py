@@ -12,21 +12,30 @@ log = logging.getLogger(__name__)
 
 
 def log_start_notes(
-    spec: ModelSpec, model: Path, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int], num_slots: int
+    spec: ModelSpec,
+    model: Path,
+    max_model_len: int,
+    groups: KVGroups,
+    num_blocks: Sequence[int],
+    num_slots: int,
+    *,
+    hosted: bool,
 ) -> None:
     """Log all that is known of a model. `model`: its folder or file. `num_blocks`: of each KV group. `num_slots`: of
-    recurrent states.
+    recurrent states. `hosted`: there are blocks in host memory.
     """
     if num_slots:
         log.info("there are %d slots for recurrent states, of running requests and of cached prefixes", num_slots)
-    for note in start_notes(spec, max_model_len, groups, num_blocks):
+    for note in start_notes(spec, max_model_len, groups, num_blocks, hosted=hosted):
         log.info("%s", note)
     warning = window_warning(model, max_model_len)
     if warning is not None:
         log.warning("%s", warning)
 
 
-def start_notes(spec: ModelSpec, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int]) -> Iterator[str]:
+def start_notes(
+    spec: ModelSpec, max_model_len: int, groups: KVGroups, num_blocks: Sequence[int], *, hosted: bool = False
+) -> Iterator[str]:
     """Yield a sentence for each limit. `max_model_len`: longest context in tokens."""
     for part in spec.left_out:
         rejected = ": requests with images are rejected" if part == VISION_TOWER else ""
@@ -43,8 +52,9 @@ def start_notes(spec: ModelSpec, max_model_len: int, groups: KVGroups, num_block
             f"for all tokens, {pools}. In a context of {max_model_len} tokens this saves {share:.0%} of the KV memory"
         )
     elif share:
+        why = ", as blocks in host memory hold all layers" if hosted and None in spec.windows else ""
         yield (
-            f"{windowed} of {spec.num_layers} layers attend to a window only, but keep K and V of all tokens: "
+            f"{windowed} of {spec.num_layers} layers attend to a window only, but keep K and V of all tokens{why}: "
             f"in a context of {max_model_len} tokens, {share:.0%} of the KV memory is beyond the windows"
         )
 

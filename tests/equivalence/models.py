@@ -88,6 +88,7 @@ SMALL_SHAPES = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 2},
     "qwen3": {"vocab_size": VOCAB, "hidden_size": 64, "head_dim": 32, "intermediate_size": 96},
     "mistral-window": {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 192, "sliding_window": 41},
+    "olmo3": {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 192, "sliding_window": 41},
     "gpt-oss-mxfp4": {
         "vocab_size": VOCAB,
         "hidden_size": 64,

@@ -14,7 +14,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from tests.equivalence.models import SHAPES, SMALL_SHAPES, VOCAB, save_model
+from tests.equivalence.models import OTHER_SHAPES, SHAPES, SMALL_SHAPES, VOCAB, save_model
 from tests.equivalence.near_ties import compare
 from tests.equivalence.runs import CUDA, LENGTHS, PROMPTS, SETTINGS, Run, start
 from tests.helpers.drafters import Oracle, every_draft_of
@@ -30,7 +30,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "long": {"temperature": 0.7},
     "again": {"temperature": 0.0, "min_tokens": 12, "stop_token_ids": tuple(range(0, VOCAB, 40))},
 }
-FAMILIES = ("qwen3", "mistral-window")
+FAMILIES = ("qwen3", "mistral-window", "olmo3")
 NAMES = [name for name in SETTINGS if CUDA or name not in ("graphs", "torch")]
 
 
@@ -49,7 +49,7 @@ def run(core: EngineCore) -> Run:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = SHAPES[request.param] if CUDA else SMALL_SHAPES[request.param]
+    shape = (SHAPES | OTHER_SHAPES)[request.param] if CUDA else SMALL_SHAPES[request.param]
     if request.param == "qwen3":
         shape = {**shape, "attention_bias": False}
     return save_model(request.param, shape, tmp_path_factory.mktemp(request.param))

@@ -57,6 +57,17 @@ def test_typical_contexts_exhaust_all_groups_together():
     assert pool_sizes(CacheConfig(), WINDOWED, lambda: 100 * 8000) == ((100 * 8000 - 484 * 500) // 50, 484)
 
 
+@pytest.mark.parametrize(
+    ("full", "windowed", "window", "most"),
+    [(12, 12, 128, 0.52), (10, 52, 1024, 0.3)],
+    ids=["gpt-oss-20b", "Gemma 3 27B"],
+)
+def test_long_contexts_take_little_memory_beyond_the_windows(full, windowed, window, most):
+    needs = replace(NEEDS, context=131_072, typical_context=32_768)
+    pools = [needs.all_tokens(full), needs.window(windowed, window)]
+    assert sum(pool.item_bytes * pool.typical for pool in pools) <= most * (full + windowed) * pools[0].typical
+
+
 def test_a_small_cache_holds_the_windows_of_one_full_step():
     # A window of 64 tokens and a step of 64.
     assert pool_sizes(CacheConfig(num_kv_blocks=3), WINDOWED, unused) == (3, 9)

@@ -40,6 +40,8 @@ def test_layers_with_windows_are_weighted_by_their_heads() -> None:
     assert share_beyond_windows(spec, 4000) == pytest.approx(0.2 * 0.75)
     (note,) = start_notes(spec, 4000, KVGroups.single(2), [9])
     assert note.startswith("1 of 2 layers attend to a window only") and "4000 tokens, 15% of the KV memory" in note
+    (note,) = start_notes(spec, 4000, KVGroups.single(2), [9], hosted=True)
+    assert "keep K and V of all tokens, as blocks in host memory hold all layers" in note
     (note,) = start_notes(spec, 4000, KVGroups.by_window(spec.attention, 4000), [900, 70])
     assert "KV blocks are 900 for all tokens, 70 for windows of 1000 tokens" in note and "saves 15%" in note
 
@@ -64,8 +66,8 @@ def test_a_window_that_a_gguf_file_does_not_record(
     file = write_model(tmp_path / "m.gguf", make_reference(family), **{"general.name": name})
     with caplog.at_level(logging.WARNING):
         groups = KVGroups.single(1)
-        log_start_notes(spec_of(WIDE), file, window, groups, [9], 0)
+        log_start_notes(spec_of(WIDE), file, window, groups, [9], 0, hosted=False)
         assert not caplog.records, "a context within the window"
-        log_start_notes(spec_of(WIDE), file, window + 1, groups, [9], 0)
+        log_start_notes(spec_of(WIDE), file, window + 1, groups, [9], 0, hosted=False)
     warning = f"{named} has a window of {window} tokens, which its GGUF file does not record"
     assert caplog.text.count(warning) == len(caplog.records) == (named is not None)

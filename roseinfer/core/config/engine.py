@@ -113,7 +113,7 @@ class CacheConfig:
     typical_context: int | None = option(
         None,
         "context in tokens at which layers with and without an attention window run out of memory together; default: "
-        "the geometric mean of the longest window and the longest context",
+        "the geometric mean of the longest window and the longest context, or 8192 beside recurrent states",
     )
     state_slots: int | None = option(
         None,
