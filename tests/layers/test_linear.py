@@ -59,6 +59,30 @@ def test_split_outputs(size: int, stacked: bool) -> None:
         torch.testing.assert_close(layer(x), expected)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_outputs_whose_units_alternate(size: int) -> None:
+    """A matrix has a unit of the first output, one of the second, and so on; another matrix is between them."""
+    tensors = stored(16, 6)
+    first, second = (StackedOutput(8, 2, stripe=(start, 4)) for start in (0, 2))
+    x = torch.randn(3, 8)
+    mixed, other = (x @ tensors[f"{i}.weight"].T + tensors[f"{i}.bias"] for i in (0, 1))
+    pairs = mixed.view(3, 4, 2, 2)
+    for rank in range(size):
+        layer = Linear(8, first, 6, second, split=Split.OUTPUTS, bias=True)
+        layer.load(Named(tensors, build_for(Imagined(rank, size))), "0", "1", "0")
+        parts = (pairs[:, :, 0].flatten(1), other, pairs[:, :, 1].flatten(1))
+        expected = torch.cat([part.chunk(size, 1)[rank] for part in parts], dim=1)
+        torch.testing.assert_close(layer(x), expected)
+
+
+def test_two_matrices_of_which_one_is_stacked() -> None:
+    tensors = stored(7, 5)
+    layer = loaded(Linear(8, 3, 4, 5, split=Split.OUTPUTS, bias=True), Named(tensors), "0", "0", "1")
+    x = torch.randn(3, 8)
+    expected = torch.cat([x @ tensors[f"{i}.weight"].T + tensors[f"{i}.bias"] for i in (0, 1)], dim=1)
+    torch.testing.assert_close(layer(x), expected)
+
+
 @pytest.mark.parametrize("adding", [False, True])
 def test_split_inputs_add_up_with_one_bias_and_one_residual(adding: bool) -> None:
     tensors = stored(6)
