@@ -171,6 +171,8 @@ def _widen_blocks(encoding: str, raw: np.ndarray) -> np.ndarray:
 
     kind = getattr(quants, encoding)
     blocks = raw.reshape(-1, kind.type_size)
+    if encoding == "MXFP4" and (blocks[:, 0] == 255).any():  # a scale that stands for NaN
+        return np.full((raw.shape[0], 1), np.nan, np.float32)
     with np.errstate(all="ignore"):  # damaged scales are reported by the caller
         widened: np.ndarray = kind.dequantize_blocks(blocks)
     return widened.astype(np.float32, copy=False).reshape(raw.shape[0], -1)

@@ -13,7 +13,7 @@ from roseinfer.kernels.common.mxfp4_codes import halved
 from roseinfer.models import gguf_weights
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import read_generation_config
-from roseinfer.models.gguf_weights import GgufWeights
+from roseinfer.models.gguf_weights import GgufWeights, widen
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.group import Share
 from tests.helpers.batches import HandRow, HandRunner
@@ -190,6 +190,13 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
 
     path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode))
     torch.testing.assert_close(logits(path, LONGER), reference_logits(reference, LONGER), rtol=0, atol=1e-4)
+
+
+def test_a_scale_of_mxfp4_that_stands_for_nan_is_refused() -> None:
+    raw = np.zeros((2, 34), np.uint8)
+    assert widen("MXFP4", raw) is not None
+    raw[1, 17] = 255
+    assert widen("MXFP4", raw) is None
 
 
 def test_experts_of_another_number_are_named(tmp_path: Path) -> None:

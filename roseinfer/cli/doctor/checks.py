@@ -240,7 +240,7 @@ def _model(model: Model, facts: Facts) -> Check:
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
     if model.quantised and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
-        return problem(name, found, "FP8 weights require a GPU of compute capability 9.0; --device cpu widens them")
+        return problem(name, found, f"weights{kind} need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
     loaded = model.weight_bytes
