@@ -98,8 +98,11 @@ class CudaInputs:
         layout[FIRST] = self._numbers[:width]
         layout[COUNT] = 1
         np.add(layout[START], 1, out=layout[END])
-        end = self._write_states(host, end, bucket, 0, columns, padding=bucket - num_rows)
-        on_device = self.staging.send(end)[: FIELDS * width].view(FIELDS, width)
+        if self.seats.states is None:
+            on_device = self.staging.send(end).view(FIELDS, width)
+        else:
+            states_end = self._write_states(host, end, bucket, 0, columns, padding=bucket - num_rows)
+            on_device = self.staging.send(states_end)[:end].view(FIELDS, width)
         return SampleAt(on_device[SEAT, :num_rows], on_device[END, :num_rows])
 
     def decode_batch(self, bucket: int) -> ForwardBatch:

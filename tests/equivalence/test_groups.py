@@ -67,7 +67,7 @@ def checkpoint(family: str, folder: Path) -> Path:
 
 def sampled(path: Path, rounds: int = 2, **options: object) -> tuple[list[dict[str, Collected]], int]:
     """Return three samples of each prompt, drawn in several rounds, and the number of preemptions."""
-    core, found = start(path, **options), []
+    core, found = start(path, device="cpu", **options), []
     for number in range(rounds):
         for name, ids in PROMPTS.items():
             params = SequenceParams(max_tokens=SAMPLE_LEN, temperature=0.9, seed=7, ignore_eos=True, logprobs=1)
