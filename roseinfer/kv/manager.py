@@ -256,6 +256,13 @@ class KvManager:
         seq.host_state = self.states.look_up(seq.chain, tokens, reach, seq.host_state)
         return found[: max(0, seq.host_state.tokens // self.block_size - len(hit.blocks))]
 
+    def tokens_after(self, sequence_id: str, hit: PrefixHit, host_blocks: Sequence[int]) -> int:
+        """Return how many tokens are cached once these blocks, which `match_host` has just returned, are loaded."""
+        lookup = self._sequences[sequence_id].lookup
+        if host_blocks and self.states is not None and lookup is not None:
+            hit = lookup.hit
+        return hit.tokens + len(host_blocks) * self.block_size
+
     def load(self, sequence_id: str, host_blocks: Sequence[int]) -> list[HostCopy]:
         """Add blocks to a sequence that holds only a hit of full blocks, and begin to load these host blocks into them.
         They are what `match_host` has just returned.

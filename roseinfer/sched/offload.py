@@ -99,8 +99,8 @@ class KvOffload:
         host_blocks = self._kv.match_host(request.request_id, request.tokens, hit)
         if not host_blocks:
             return ()
-        size = self._kv.block_size
-        computed_s = self.cost.params.prefill_s(len(hit.blocks) * size, len(host_blocks) * size, inf)
+        end = self._kv.tokens_after(request.request_id, hit, host_blocks)
+        computed_s = self.cost.params.prefill_s(hit.tokens, end - hit.tokens, inf)
         if self.wait_s(len(host_blocks), 0, 0) >= computed_s:
             return ()
         return host_blocks if self.wait_s(0, in_flight, running) < computed_s * (1 + _ROW_DELAY_SHARE * running) else ()

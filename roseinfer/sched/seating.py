@@ -223,7 +223,8 @@ class Seating:
         hit = self._kv.match(request.request_id, request.tokens)
         cached = hit.tokens
         if self._roster.offload is not None:
-            cached += self._kv.block_size * len(self._roster.offload.loadable(request, hit, *self._activity()))
+            host_blocks = self._roster.offload.loadable(request, hit, *self._activity())
+            cached = self._kv.tokens_after(request.request_id, hit, host_blocks)
         return known - min(cached, known - 1)
 
     def load_s(self, request: Request) -> float:

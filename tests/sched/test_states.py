@@ -114,6 +114,20 @@ def test_blocks_in_host_memory_are_loaded_up_to_a_snapshot() -> None:
     assert offload is not None and offload.loaded == 18
 
 
+def test_a_load_continues_after_blocks_that_no_snapshot_follows() -> None:
+    core, prompt = core_of(64, num_blocks=40, num_host_blocks=200, max_model_len=640), text(1, 300)
+    for number in range(2):
+        cached(core, prompt)
+        cached(core, text(2 + number, 470))  # the KV cache keeps the beginning of the prompt
+    add(core, "again", prompt, max_tokens=4)
+    (request,) = core.scheduler.waiting
+    hit = core.scheduler.kv.match("again:0", prompt)
+    assert hit.tokens == 0 and core.scheduler.seating.uncached(request) == 300 - 288
+    done = run_dry(core)["again:0"]
+    offload = core.stats().offload
+    assert done.cached_tokens == 288 and offload is not None and offload.loaded % 18 > 0
+
+
 def test_a_preempted_request_continues_from_its_last_snapshot() -> None:
     core = core_of(num_blocks=18, max_model_len=288)  # two requests of 150 tokens do not fit
     for name in "ab":
