@@ -320,9 +320,10 @@ class KvManager:
         pairs = zip(self.windows, seq.windows, strict=True)
         return all(group.most_growth(table, upto) <= group.pool.num_free for group, table in pairs)
 
-    def has_room_after(self, sequence_id: str, upto: int, leaving: Sequence[str], stored: int) -> bool:
-        """True if `grow` could succeed when the sequences `leaving` have released their blocks, and `stored` more
-        became free in the first pool. Some blocks are shared, so it may fail even then.
+    def has_room_after(self, sequence_id: str, upto: int, planned: int, leaving: Sequence[str], stored: int) -> bool:
+        """True if `grow` could succeed when the sequence has computed its `planned` tokens, the sequences `leaving`
+        have released their blocks, and `stored` more became free in the first pool. Some blocks are shared, so it may
+        fail even then.
         """
         seq, gone = self._sequences[sequence_id], [self._sequences[name] for name in leaving]
         to_come = stored + sum(len(other.table.blocks) for other in gone)
@@ -330,6 +331,7 @@ class KvManager:
             return False
         for number, (group, table) in enumerate(zip(self.windows, seq.windows, strict=True)):
             to_come = sum(len(other.windows[number].held) for other in gone)
+            to_come += max(0, group.first_needed(planned) - table.gone)
             if group.growth_cost(table, upto) > group.pool.num_free + to_come:
                 return False
         return True

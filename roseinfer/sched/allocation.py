@@ -37,7 +37,8 @@ class RowAllocator:
                 request.capacity = self._kv.capacity(request.request_id)
                 builder.add_row(request, count, growth)
                 return
-            if self._kv.has_room_after(request.request_id, upto, self._leaving(), self._blocks_stored()):
+            leaving, stored = self._leaving(), self._blocks_stored()
+            if self._kv.has_room_after(request.request_id, upto, request.planned, leaving, stored):
                 return  # enough blocks become free soon: this row waits a step
             if offload is not None and offload.reclaim(loads=True):
                 continue

@@ -90,3 +90,11 @@ def test_requests_that_share_a_system_prompt_find_it_after_the_first_divergence(
         cached.append(run_dry(core)[f"{number}:0"].cached_tokens)
     assert cached[0] == 0
     assert cached[2] == cached[3] == 100
+
+
+def test_a_request_alone_waits_until_the_step_in_flight_lets_its_window_move_on() -> None:
+    """No request is preempted for it, not even itself."""
+    core = make_core(depth=2, num_blocks=40, block_size=2, max_num_batched_tokens=4, windows=(WindowPool(6, 6),))
+    add(core, "alone", list(range(4, 34)), max_tokens=4, ignore_eos=True)
+    assert len(run_dry(core)["alone:0"].tokens) == 4
+    assert core.stats().preemptions == 0
