@@ -11,12 +11,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.models.spec import ExpertsSpec, LayerSpec, ModelSpec
+from roseinfer.runner.start_notes import start_notes
 from roseinfer.state.delta_spec import DeltaSpec
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
@@ -280,3 +282,10 @@ def test_drawn_weights(tmp_path: Path) -> None:
     spec, device = read_model_spec(tmp_path), torch.device("cpu")
     model = load_model(tmp_path, spec, dtype="float32", device=device, load_format="dummy", seed=0)
     assert run(HandRunner(model), TOKENS, [40, 10]).isfinite().all()
+
+
+def test_the_start_names_what_is_left_out(tmp_path: Path) -> None:
+    assert list(start_notes(read(tmp_path, QWEN3_5_27B), 1000, KVGroups.single(16), [9])) == [
+        "the checkpoint's vision tower is left out: requests with images are rejected",
+        "the checkpoint's multi-token prediction head is left out",
+    ]
