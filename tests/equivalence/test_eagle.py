@@ -60,9 +60,10 @@ class RecordingHead(HeadProposer):
         self.seen.append((request.request_id, list(request.tokens), drafts))
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_reference("llama")
+@pytest.fixture(scope="module", params=["llama", "olmo3"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """Return a model whose layers are all alike, or one with windows, hence with two KV groups."""
+    return make_reference(request.param)
 
 
 @pytest.fixture(scope="module")
