@@ -91,15 +91,15 @@ def test_a_decoding_request_keeps_one_snapshot_of_its_output() -> None:
 
 def test_ten_turns_of_an_agent_find_what_they_share() -> None:
     """The history drops what the model said between the generation prompt and its answer."""
-    core = make_core(num_slots=8, num_blocks=2000, block_size=16, max_num_batched_tokens=2048)
-    history, equal, shared, found = text(1, 20000), 0, 0, 0
+    core = make_core(num_slots=8, num_blocks=500, block_size=16, max_num_batched_tokens=2048)
+    history, equal, shared, found = text(1, 3000), 0, 0, 0
     for turn in range(10):
         prompt = [*history, *text(100 + turn, 8)]
-        done = answer(core, f"turn{turn}", prompt, max_tokens=150, generation_prompt_len=8)
+        done = answer(core, f"turn{turn}", prompt, max_tokens=50, generation_prompt_len=8)
         if turn:
             shared, found = shared + equal, found + done.cached_tokens
         equal = len(history)
-        history += [*done.tokens[100:], *text(200 + turn, 500)]
+        history += [*done.tokens[30:], *text(200 + turn, 200)]
     assert found / shared > 0.98
 
 
