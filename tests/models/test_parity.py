@@ -23,7 +23,9 @@ from tests.helpers.checkpoints import (
 )
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-TOLERANCE = 1e-4
+# Some CPUs differ by 1.3e-4 for GPT-2, an H200 by 2.7e-4 for Qwen3.5, whose states are computed by products in TF32.
+# A model that is read wrongly differs by .1 and more (`test_misread_families.py`).
+TOLERANCE = 5e-4
 
 
 def load(folder: Path, dtype: str = "float32", device: str = "cpu") -> CausalLM:
