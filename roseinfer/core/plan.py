@@ -68,7 +68,8 @@ class Row(NamedTuple):
     len(drafts), `sample` is true, and drafts are the inputs from `start` + 1 on. The runner samples a token at each
     position as if all drafts before it were output. A draft is right if it equals the token sampled before it. The
     result has the tokens up to and including the replacement of the first wrong draft: between 1 and `count`. K/V of
-    wrong drafts stays in its slots, which later rows overwrite before they are read.
+    wrong drafts stays in its slots, which later rows overwrite before they are read. A recurrent state consumes right
+    drafts in the next row.
     """
 
     request_id: str
@@ -158,7 +159,11 @@ class SlotCopy(NamedTuple):
 
 
 class StateSnapshot(NamedTuple):
-    """Store the recurrent state of the plan's row `row` after its first `tokens` tokens in `slot` as well."""
+    """Store the recurrent state of the plan's row `row` after its first `tokens` tokens in `slot` as well.
+
+    tokens: at least 1; drafts do not count. 0 or less: so many tokens before the row's first one, among the drafts of
+    the request's last row that were right.
+    """
 
     row: int
     tokens: int

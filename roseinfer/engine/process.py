@@ -185,7 +185,7 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimate
     if values is None:
         return None
     able = runner.capabilities.ahead if isinstance(values, EagleValues) else runner.capabilities.drafts
-    if facts.limits.max_drafts and able and facts.states is None:
+    if facts.limits.max_drafts and able:
         others_learn = isinstance(options_of(config.scheduler), CostOptions) or facts.num_host_blocks > 0
         overlap, share = _overlaps(config, facts), config.cache.enable_prefix_caching
         pricing = MarginalPricing(estimates.cost, estimates.yields, learns=not others_learn, overlap=overlap)
@@ -193,8 +193,6 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimate
         return make_drafting(values, pricing, vocab_size=facts.vocab_size, share_outputs=share)
     if config.speculation.chosen:
         why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"
-        if facts.states is not None:
-            why = "models with recurrent states"
         raise ConfigError(f"speculation {config.speculation.speculation!r} is not supported by {why}")
     return None
 

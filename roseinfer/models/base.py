@@ -19,8 +19,6 @@ class CausalLM(Protocol):
     spec: ModelSpec
     attention: tuple[AttentionSpec, ...]
     """Attention of each layer that has one, restricted to the heads that this process holds."""
-    state_specs: tuple[StateSpec, ...]
-    """What each layer without attention keeps for a sequence, restricted to this process's part."""
     device: torch.device
     dtype: torch.dtype
     weights: str
@@ -36,6 +34,13 @@ class CausalLM(Protocol):
     @property
     def padded_vocab(self) -> int:
         """Columns of the product that makes logits: at least the vocabulary."""
+        ...
+
+    def state_specs(self, row_drafts: int = 0) -> tuple[StateSpec, ...]:
+        """Return what each layer without attention keeps for a sequence, restricted to this process's part.
+
+        row_drafts: most drafts of a row.
+        """
         ...
 
     def load(self, source: WeightSource) -> None:

@@ -16,6 +16,7 @@ from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.spec import LayerSpec, ModelSpec
 from roseinfer.models.step import StepContext
 from roseinfer.quant.base import Build, Norm, WeightSource
+from roseinfer.state.spec import StateSpec
 
 
 class Decoder:
@@ -25,8 +26,7 @@ class Decoder:
         self.spec, self.dtype, self.device = spec, build.dtype, build.device
         self.weights = build.weight_format.stored_as or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
-        dtype = str(build.dtype).removeprefix("torch.")
-        self.state_specs = tuple(delta.held(build.group.size).state(dtype) for delta in spec.deltas)
+        self._deltas = tuple(delta.held(build.group.size) for delta in spec.deltas)
         self.ignored = family.ignored
         self._embedding_multiplier = spec.embedding_multiplier
         if spec.embedding_multiplier_rounded:
@@ -102,6 +102,10 @@ class Decoder:
     def head_after(self, norm: Norm) -> LMHead:
         """Return a head that shares the output matrix and applies another norm, which is loaded."""
         return self._head.after(norm)
+
+    def state_specs(self, row_drafts: int = 0) -> tuple[StateSpec, ...]:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return tuple(delta.state(dtype, row_drafts) for delta in self._deltas)
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:

@@ -131,9 +131,12 @@ class ModelSpec:
         has_attention = self.layers[layer].attention is not None
         return sum((other.attention is not None) == has_attention for other in self.layers[:layer])
 
-    def state_bytes(self, dtype: str) -> int:
-        """Return the bytes of a sequence's states in all layers of a model that computes in `dtype`."""
-        return sum(delta.state(dtype).bytes_per_slot for delta in self.deltas)
+    def state_bytes(self, dtype: str, row_drafts: int = 0) -> int:
+        """Return the bytes of a sequence's states in all layers of a model that computes in `dtype`.
+
+        row_drafts: most drafts of a row.
+        """
+        return sum(delta.state(dtype, row_drafts).bytes_per_slot for delta in self.deltas)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

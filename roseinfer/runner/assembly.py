@@ -46,7 +46,7 @@ class Shape:
     recurrent states, at least one if the model has states. backend: as `resolve_backend` returns. kv_dtype: format of K
     and V in the store. num_host_blocks: KV blocks in host memory, 0 for none. captured_tokens: size of the largest step
     with prompts that is captured. pooling: how vectors are made; None for generated text. max_ahead: most drafts that a
-    head makes after a row.
+    head makes after a row. row_drafts: most drafts that a row verifies.
     """
 
     block_size: int
@@ -64,6 +64,7 @@ class Shape:
     num_host_blocks: int = 0
     pooling: PoolingSpec | None = None
     max_ahead: int = 0
+    row_drafts: int = 0
 
 
 @runtime_checkable
@@ -104,9 +105,10 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
         store = _store(model, shape)
     states = None
-    if model.state_specs:
+    specs = model.state_specs(shape.row_drafts)
+    if specs:
         with _memory_for(f"{shape.num_slots} slots of recurrent states", "state_slots"):
-            states = StateSlots(StateStore(shape.num_slots + 1, model.state_specs, model.device), shape.max_num_seqs)
+            states = StateSlots(StateStore(shape.num_slots + 1, specs, model.device), shape.max_num_seqs)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,

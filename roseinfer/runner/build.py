@@ -14,6 +14,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.speculation import EagleValues
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
@@ -86,6 +87,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         kv_dtype = kv_dtype_of(config.cache.kv_cache_dtype, dtype)
         if spec.quantization is None:
             _check_keys(spec, kv_dtype, (None,))
+        _check_states(config, spec)
         head_spec = read_head(config.speculation, spec) if pooling is None else None
         layers = spec.attention if head_spec is None else (*spec.attention, head_spec.attention)
         backend = resolve_backend(config.model.attention_backend, layers, dtype, device, kv_dtype)
@@ -95,7 +97,6 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             folder, config.model.generation_config, config.model.override_generation_config
         )
         check_context(config.model.max_model_len, spec.max_position)
-        _check_states(config, spec)
         target = load_model(
             folder,
             spec,
@@ -124,7 +125,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if group.rank == 0:
             hosted = config.cache.kv_offloading_size > 0
             log_start_notes(spec, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
-        limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, spec, pooling))
+        limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, pooling))
         bytes_per_block = pools[0].item_bytes
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, blocks, max_model_len, backend, kv_dtype, limits, groups)
@@ -168,7 +169,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         block_bytes=bytes_per_block * group.size,
         pooling=None if pooling is None else pooling.info(pooling_head(model, pooling).width),
         windows=tuple(map(WindowPool, groups.windows, window_blocks)),
-        states=StatePool(num_slots, spec.state_bytes(str(model.dtype).removeprefix("torch."))) if num_slots else None,
+        states=StatePool(num_slots, _state_bytes(config, model)) if num_slots else None,
     )
     return BuiltRunner(assembly.runner, facts)
 
@@ -215,26 +216,32 @@ def _pools(
         seats=config.scheduler.seats,
         context=context,
         typical_context=config.cache.typical_context or default_typical_context(groups.windows, context),
-        step_tokens=StepLimits.of(config.scheduler, context, _max_drafts(config, model.spec, pooling)).max_tokens,
+        step_tokens=StepLimits.of(config.scheduler, context, _max_drafts(config, pooling)).max_tokens,
     )
     pools = [needs.all_tokens(first), *map(needs.window, further, groups.windows)]
-    if model.state_specs:
-        slot_bytes = sum(spec.bytes_per_slot for spec in model.state_specs)
+    specs = model.state_specs(config.max_row_drafts)
+    if specs:
+        slot_bytes = sum(spec.bytes_per_slot for spec in specs)
         pools.append(needs.states(slot_bytes, config.cache.state_slots))
     return pools
 
 
-def _max_drafts(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec | None) -> int:
-    """Return the maximum drafts of a step. States that have seen wrong drafts could not be restored."""
-    return 0 if pooling is not None or spec.deltas else config.max_step_drafts
+def _max_drafts(config: EngineConfig, pooling: PoolingSpec | None) -> int:
+    """Return the maximum drafts of a step."""
+    return 0 if pooling is not None else config.max_step_drafts
+
+
+def _state_bytes(config: EngineConfig, model: CausalLM) -> int:
+    """Return the bytes of a slot of recurrent states, over all ranks."""
+    return model.spec.state_bytes(str(model.dtype).removeprefix("torch."), config.max_row_drafts)
 
 
 def _check_states(config: EngineConfig, spec: ModelSpec) -> None:
     """Raise `ConfigError` for options that exclude a model with recurrent states."""
     if not spec.deltas:
         return
-    name = config.speculation.speculation
-    if config.speculation.chosen:
+    if isinstance(config.speculation.values, EagleValues):
+        name = config.speculation.speculation
         raise ConfigError(f"speculation {name!r} is not supported by {spec.architecture}, which has recurrent states")
 
 
@@ -308,6 +315,7 @@ def _shape(
         groups=groups,
         window_blocks=num_blocks[1:],
         max_ahead=drafts_ahead(config.speculation, None),
+        row_drafts=config.max_row_drafts,
     )
 
 
@@ -322,7 +330,7 @@ def free_cuda_bytes(
     """
     # If the cache is too small, the context will be shorter; then this estimate is cautious.
     context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
-    limits = StepLimits.of(config.scheduler, context, _max_drafts(config, model.spec, pooling))
+    limits = StepLimits.of(config.scheduler, context, _max_drafts(config, pooling))
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
     context = min(context, limits.max_tokens)
     groups = _kv_groups(config, model)

@@ -40,7 +40,7 @@ class PlanState:
             if changes.copies:
                 self._copy(changes.copies, group)
         if seats.states is not None:
-            seats.states.apply(plan.states)
+            seats.states.apply(plan.states, plan.rows)
         if not (plan.loads or plan.stores):
             return None
         assert self._copier is not None, "there are no blocks in host memory"

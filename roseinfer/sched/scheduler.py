@@ -92,7 +92,6 @@ class Scheduler:
         """`drafting`: adds drafts to steps; None = no step has any. `offloading`: costs of copies, used if the KV cache
         has blocks in host memory.
         """
-        assert kv.states is None or drafting is None, "a state that has consumed wrong drafts cannot be restored"
         self.config = config
         self._max_running = config.max_running
         self.kv = kv

@@ -10,8 +10,9 @@ positions, rounded down to a full block:
   after a system prompt that further requests share.
 
 While a request decodes, one snapshot follows it at a distance of at most 63 tokens, for the next turn and after a
-preemption. So does one within a prompt of several chunks. If sample 0 of several has computed the prompt, its state
-before the last token is held for the others.
+preemption. So does one within a prompt of several chunks. A row with drafts takes none after its first token: the state
+consumes drafts that were right in the next row, which takes it then. If sample 0 of several has computed the prompt,
+its state before the last token is held for the others.
 
 Snapshots use slots that no sequence needs, the least recently used first. Those that a longer prompt has superseded go
 before others.
@@ -41,6 +42,7 @@ class Snapshots:
         self._diverges: dict[str, int] = {}  # by request: where its prompt diverges from others
         self._rolling: dict[str, tuple[int, IndexEntry]] = {}  # by request: the snapshot that the next one replaces
         self._rolling_slots: set[int] = set()  # of such snapshots in flight
+        self._known: dict[str, int] = {}  # by request whose last row had drafts: tokens that its state has consumed
         self._taken = self._skipped = 0
 
     # --- seats --------------------------------------------------------------------------------------------------
@@ -50,6 +52,7 @@ class Snapshots:
         seated = self._states.seat(name, chain, request.tokens, start, request.fork_of or "")
         if seated.copy is not None and start == request.prompt_len - 1 and self._has_siblings(request):
             self._states.hold(name, start, seated.copy.src)
+        self._known.pop(name, None)
         positions = self._positions_of(request, start)
         if positions:
             self._positions[name] = positions
@@ -92,6 +95,7 @@ class Snapshots:
         self._positions.pop(request.request_id, None)
         self._diverges.pop(request.request_id, None)
         self._rolling.pop(request.request_id, None)
+        self._known.pop(request.request_id, None)
         self.settle_family(request)
 
     # --- steps --------------------------------------------------------------------------------------------------
@@ -100,11 +104,15 @@ class Snapshots:
         found: list[StateSnapshot] = []
         if not self._kv.prefix_caching and not self._positions:
             return found
-        mask, wanting = self._rolling_tokens - 1, self._positions
-        concerned = [n for n, row in enumerate(rows) if not (row[2] + row[3]) & mask or row[0] in wanting]
+        mask, wanting, known = self._rolling_tokens - 1, self._positions, self._known
+        concerned = [
+            n
+            for n, row in enumerate(rows)
+            if not (row[2] + row[3]) & mask or row[0] in wanting or row[0] in known or row[9]
+        ]
         for number in concerned:
             row = rows[number]
-            for position, rolling in self._due(row, row.start + row.count):
+            for position, rolling in self._due(row):
                 slot = self._states.begin_snapshot()
                 if slot is None:
                     self._skipped += 1
@@ -114,16 +122,19 @@ class Snapshots:
                 found.append(StateSnapshot(number, position - row.start, slot))
         return found
 
-    def _due(self, row: Row, end: int) -> list[tuple[int, bool]]:
+    def _due(self, row: Row) -> list[tuple[int, bool]]:
         """Return the positions of a row's snapshots, each with whether it replaces the last such one."""
+        begin, end = self._known.pop(row.request_id, row.start), row.start + row.count - len(row.drafts)
+        if row.drafts:
+            self._known[row.request_id] = end
         positions = self._positions.pop(row.request_id, ())
         due = [(position, False) for position in positions if position <= end]
         rest = positions[len(due) :]
         if rest:
             self._positions[row.request_id] = rest
         # Within the row that completes a prompt, the other positions are better.
-        rolling = end - end % self._rolling_tokens if rest else end
-        if self._kv.prefix_caching and rolling % self._rolling_tokens == 0 and row.start < rolling not in positions:
+        rolling = end - end % self._rolling_tokens if rest or begin < row.start else end
+        if self._kv.prefix_caching and rolling % self._rolling_tokens == 0 and begin < rolling not in positions:
             due.append((rolling, True))
         return due
 

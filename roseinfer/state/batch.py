@@ -13,24 +13,34 @@ from roseinfer.state.store import StateStore
 # Longest piece of a row that kernels compute at once.
 MAX_PIECE_TOKENS = 64
 # Lines of `StateTables.rows` and columns of `StateTables.pieces`.
-SLOT, START, FIRST, COUNT, SNAPSHOT, PIECES_FROM, PIECES_TO = range(7)
-ROW_FIELD_COUNT, PIECE_FIELD_COUNT = 7, 4
+SLOT, START, FIRST, COUNT, SNAPSHOT, PIECES_FROM, PIECES_TO, REPLAYED, DRAFTS, SNAPSHOT_AFTER = range(10)
+ROW_FIELD_COUNT, PIECE_FIELD_COUNT = 10, 4
 
 
 class StateRow(NamedTuple):
     """Row of a step: the slot of its sequence, the position of its first token, and its number of tokens.
 
     A row at position 0 begins from zeros and does not read its slot. A row of 0 tokens is padding.
+
+    drafts: of the tokens, the last ones that may turn out wrong. The slot then keeps the state after the token before
+    them, and their inputs beside it. replayed: drafts of the sequence's last row that were right, whose inputs the slot
+    keeps: the state consumes them first. It is that after `start - replayed` tokens. A row with either has one token
+    that is no draft.
     """
 
     slot: int
     start: int
     tokens: int
+    drafts: int = 0
+    replayed: int = 0
 
 
 class RowSnapshot(NamedTuple):
-    """Copy of a state in the middle of a step: that after the first `tokens` tokens of row `row` (at least 1) is also
-    stored in `slot`, which no row reads or writes.
+    """Copy of a state in the middle of a step: that after the first `tokens` tokens of row `row` is also stored in
+    `slot`, which no row reads or writes.
+
+    tokens: at least 1, and drafts do not count. 0 or less: so many tokens before the row's first one, among those that
+    it replays.
     """
 
     row: int
@@ -42,9 +52,10 @@ class StateTables(NamedTuple):
     """Rows of a step on a device, for kernels.
 
     rows: [ROW_FIELD_COUNT, R] int32: each row's slot, position of its first token, packed index of that token, tokens,
-    slot for the snapshot of a row of one token (-1: none), and its range of `pieces`. pieces: [P, PIECE_FIELD_COUNT]
-    int32: row, packed index of the first token, tokens (0: padding), and slot for the snapshot after the piece (-1:
-    none). Rows of one token have no piece, since a kernel of their own computes them.
+    slot for the snapshot of a row of one token and its drafts (-1: none), its range of `pieces`, replayed tokens,
+    drafts, and `RowSnapshot.tokens` of that snapshot. pieces: [P, PIECE_FIELD_COUNT] int32: row, packed index of the
+    first token, tokens (0: padding), and slot for the snapshot after the piece (-1: none). Rows of one token and its
+    drafts have no piece, since a kernel of their own computes them.
     """
 
     rows: torch.Tensor
@@ -109,19 +120,18 @@ def lay_out(
     room: numbers of rows and pieces that the tables have, padded with rows and pieces without tokens; by default those
     that there are. A piece ends at 64 tokens, at a snapshot, and at the end of its row.
     """
-    taken: dict[int, dict[int, int]] = {}
-    for row, tokens, slot in snapshots:
-        assert 0 < tokens <= rows[row].tokens, f"row {row} has no state after {tokens} tokens"
-        assert tokens not in taken.setdefault(row, {}), f"row {row} has two snapshots after {tokens} tokens"
-        taken[row][tokens] = slot
+    taken = _snapshots_by_row(rows, snapshots)
     first, lines = 0, []
     pieces: list[tuple[int, int, int, int]] = []
-    for number, (slot, start, count) in enumerate(rows):
-        slots, before = taken.get(number, {}), len(pieces)
-        if count > 1:
+    for number, (slot, start, count, drafts, replayed) in enumerate(rows):
+        slots, before, after, snapshot = taken.get(number, {}), len(pieces), 0, -1
+        if count > 1 + drafts:
+            assert not drafts and not replayed, "a row with drafts has one other token"
             cuts = sorted({0, *range(MAX_PIECE_TOKENS, count, MAX_PIECE_TOKENS), *slots, count})
             pieces += [(number, first + begin, end - begin, slots.get(end, -1)) for begin, end in pairwise(cuts)]
-        lines.append((slot, start, first, count, slots.get(1, -1) if count == 1 else -1, before, len(pieces)))
+        elif slots:
+            ((after, snapshot),) = slots.items()
+        lines.append((slot, start, first, count, snapshot, before, len(pieces), replayed, drafts, after))
         first += count
     num_rows, num_pieces = room or (len(lines), len(pieces))
     assert len(lines) <= num_rows and len(pieces) <= num_pieces, "the tables have no room for this step"
@@ -130,3 +140,14 @@ def lay_out(
     piece_table = np.zeros((num_pieces, PIECE_FIELD_COUNT), np.int32)
     piece_table[: len(pieces)] = np.array(pieces, np.int32).reshape(-1, PIECE_FIELD_COUNT)
     return row_table, piece_table
+
+
+def _snapshots_by_row(rows: Sequence[StateRow], snapshots: Sequence[RowSnapshot]) -> dict[int, dict[int, int]]:
+    """Return the slots of each row's snapshots by the tokens before them."""
+    taken: dict[int, dict[int, int]] = {}
+    for number, tokens, slot in snapshots:
+        row = rows[number]
+        assert -row.replayed < tokens <= row.tokens - row.drafts, f"row {number} has no state after {tokens} tokens"
+        assert tokens not in taken.setdefault(number, {}), f"row {number} has two snapshots after {tokens} tokens"
+        taken[number][tokens] = slot
+    return taken

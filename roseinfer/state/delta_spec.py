@@ -6,7 +6,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.state.spec import StatePart, StateSpec
 
 # Names of the parts of its state.
-MEMORY, WINDOW = "memory", "window"
+MEMORY, WINDOW, GATES = "memory", "window", "gates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +43,19 @@ class DeltaSpec:
         """Width of what is convolved: queries, keys, values."""
         return 2 * self.keys + self.values
 
-    def state(self, dtype: str) -> StateSpec:
+    def state(self, dtype: str, row_drafts: int = 0) -> StateSpec:
         """Return what the layer keeps: for each value head a matrix in float32, and the last inputs of the convolution
-        in `dtype`, that of the model.
+        in `dtype`, that of the model. row_drafts: most drafts of a row.
 
-        The input at position p is entry p % taps of the window. So the entry that a token overwrites is one that no
-        other part of the step reads: the convolution at p reads p - taps + 1 to p.
+        The input at position p is entry p % entries of the window. So the entry that a token overwrites is one that no
+        other part of the step reads: the convolution at p reads p - taps + 1 to p. Inputs of drafts stay in the window
+        until the next row replays them, which may have as many drafts itself. Their gates are kept in the same way.
         """
-        return StateSpec(
-            (
-                StatePart(MEMORY, (self.value_heads, self.key_dim, self.value_dim), "float32"),
-                StatePart(WINDOW, (self.taps, self.channels), dtype),
-            )
-        )
+        entries = self.taps + 2 * row_drafts
+        memory = StatePart(MEMORY, (self.value_heads, self.key_dim, self.value_dim), "float32")
+        window = StatePart(WINDOW, (entries, self.channels), dtype)
+        gates = (StatePart(GATES, (entries, 2 * self.value_heads), dtype),) if row_drafts else ()
+        return StateSpec((memory, window, *gates))
 
     def held(self, ranks: int) -> "DeltaSpec":
         """Return one rank's part of the layer. Raise `ConfigError` if the heads cannot be divided evenly."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.delta.rule import chunked_rule, gates, one_token_each, unit
 from roseinfer.state.batch import StateBatch, StateRow
-from roseinfer.state.delta_spec import MEMORY, WINDOW, DeltaSpec
+from roseinfer.state.delta_spec import GATES, MEMORY, WINDOW, DeltaSpec
 
 # Tokens of a row that are computed at a time, so that intermediate results stay in a core's cache.
 MAX_SEGMENT_TOKENS = 64
@@ -64,16 +64,17 @@ class TorchDelta:
 
     def __call__(self, layer: int, projected: Projected, states: StateBatch) -> torch.Tensor:
         memory, window = states.store.part(layer, MEMORY), states.store.part(layer, WINDOW)
+        kept = states.store.find(layer, GATES)
         outputs, first = projected.z.new_zeros(projected.z.shape), 0
         singles = []
         for number, row in enumerate(states.rows):
             tokens = range(first, first + row.tokens)
-            if row.tokens == 1:
+            if row.tokens == 1 and not row.replayed:
                 singles.append((first, row))
             elif row.tokens:
                 cuts = {tokens: slot for of, tokens, slot in states.snapshots if of == number}
                 part = Projected(*(x[tokens.start : tokens.stop] for x in projected))
-                outputs[tokens.start : tokens.stop] = self._long_row(row, part, cuts, memory, window)
+                outputs[tokens.start : tokens.stop] = self._long_row(row, part, cuts, memory, window, kept)
             first = tokens.stop
         if singles:
             at = torch.tensor([place for place, _ in singles], device=outputs.device)
@@ -81,32 +82,58 @@ class TorchDelta:
             outputs.index_copy_(0, at, self._single_tokens([row for _, row in singles], part, memory, window))
         for number, _, slot in states.snapshots:
             row = states.rows[number]
-            if row.tokens == 1:
+            if row.tokens == 1 and not row.replayed:
                 memory[slot], window[slot] = memory[row.slot], window[row.slot]
         return outputs
 
     def _long_row(
-        self, row: StateRow, part: Projected, cuts: dict[int, int], memory: torch.Tensor, window: torch.Tensor
+        self,
+        row: StateRow,
+        part: Projected,
+        cuts: dict[int, int],
+        memory: torch.Tensor,
+        window: torch.Tensor,
+        kept: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the output of a row [tokens, values]. cuts: slots of its snapshots by tokens before them."""
-        taps = self._spec.taps
+        """Return the output of a row [tokens, values]. cuts: slots of its snapshots by tokens before them. kept: gates
+        of drafts.
+        """
+        taps, entries, first = self._spec.taps, window.shape[1], row.start - row.replayed
         held = window[row.slot]
-        before = range(row.start - taps, row.start)
-        old = torch.stack([held[p % taps] if p >= 0 else torch.zeros_like(held[0]) for p in before])
-        inputs = torch.cat((old, part.mixed))  # at positions from row.start - taps on
-        state = memory[row.slot].clone() if row.start else torch.zeros_like(memory[row.slot])
+        before = range(first - taps, row.start)
+        old = torch.stack([held[p % entries] if p >= 0 else torch.zeros_like(held[0]) for p in before])
+        inputs = torch.cat((old, part.mixed))  # at positions from first - taps on
+        if row.replayed:
+            assert kept is not None, "the store has no room for drafts"
+            part = self._with_replayed(row, part, kept)
+        state = memory[row.slot].clone() if first else torch.zeros_like(memory[row.slot])
+        cuts = {row.replayed + tokens: slot for tokens, slot in cuts.items()}
+        total = row.replayed + row.tokens
+        known = total - row.drafts
         found, begin = [], 0
-        for end in sorted({*cuts, *range(MAX_SEGMENT_TOKENS, row.tokens, MAX_SEGMENT_TOKENS), row.tokens}):
+        for end in sorted({*cuts, *range(MAX_SEGMENT_TOKENS, total, MAX_SEGMENT_TOKENS), known, total}):
             output, state = self._segment(
                 inputs[begin + 1 : end + taps], Projected(*(x[begin:end] for x in part)), state
             )
             found.append(output)
-            last = torch.arange(row.start + end - taps, row.start + end, device=inputs.device) % taps
-            for slot in ([cuts[end]] if end in cuts else []) + ([row.slot] if end == row.tokens else []):
+            last = torch.arange(first + end - taps, first + end, device=inputs.device) % entries
+            for slot in ([cuts[end]] if end in cuts else []) + ([row.slot] if end == known else []):
                 memory[slot] = state
                 window[slot, last] = inputs[end : end + taps]
             begin = end
-        return torch.cat(found)
+        if row.drafts:
+            assert kept is not None, "the store has no room for drafts"
+            at = torch.arange(first + known, first + total, device=inputs.device) % entries
+            window[row.slot, at] = inputs[-row.drafts :]
+            kept[row.slot, at] = part.gates[-row.drafts :]
+        return torch.cat(found)[row.replayed :]
+
+    def _with_replayed(self, row: StateRow, part: Projected, kept: torch.Tensor) -> Projected:
+        """Return a row's projections after those of the tokens that it replays, whose outputs do not matter."""
+        entries = kept.shape[1]
+        at = torch.arange(row.start - row.replayed, row.start, device=kept.device) % entries
+        mixed, z = (torch.cat((x.new_zeros(row.replayed, x.shape[1]), x)) for x in part[:2])
+        return Projected(mixed, z, torch.cat((kept[row.slot, at], part.gates)))
 
     def _segment(self, inputs: torch.Tensor, part: Projected, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output of some tokens, and the state after them.
@@ -123,14 +150,14 @@ class TorchDelta:
     def _single_tokens(
         self, rows: list[StateRow], part: Projected, memory: torch.Tensor, window: torch.Tensor
     ) -> torch.Tensor:
-        taps = self._spec.taps
+        taps, entries = self._spec.taps, window.shape[1]
         places = torch.tensor([(row.slot, row.start) for row in rows], device=memory.device)
         slots, starts = places.unbind(1)
-        window[slots, starts % taps] = part.mixed
+        window[slots, starts % entries] = part.mixed
         convolved = torch.zeros(part.mixed.shape, device=memory.device)
         for tap in range(taps):
             position = starts - (taps - 1 - tap)
-            held = window[slots, position % taps] * self._weights.conv[tap]
+            held = window[slots, position % entries] * self._weights.conv[tap]
             convolved += held.masked_fill_((position < 0)[:, None], 0.0)
         q, k, v = self._heads(convolved)
         g, beta = self._gates(part)

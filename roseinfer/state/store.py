@@ -35,6 +35,10 @@ class StateStore:
         tensor, plane = self._places[layer][name]
         return self.tensors[tensor][:, plane]
 
+    def find(self, layer: int, name: str) -> torch.Tensor | None:
+        """Return what `part` does; None if the layer has no such part."""
+        return self.part(layer, name) if name in self._places[layer] else None
+
     @property
     def slots(self) -> tuple[torch.Tensor, ...]:
         """The tensors as bytes: [num_slots, bytes of a slot in the tensor] uint8 each, views of the same memory."""

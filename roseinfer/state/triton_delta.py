@@ -7,14 +7,14 @@ from roseinfer.kernels.delta.chunks import delta_chunks
 from roseinfer.kernels.delta.decode import delta_decode
 from roseinfer.kernels.delta.inputs import DeltaInputs
 from roseinfer.state.batch import StateBatch
-from roseinfer.state.delta_spec import MEMORY, WINDOW, DeltaSpec
+from roseinfer.state.delta_spec import GATES, MEMORY, WINDOW, DeltaSpec
 from roseinfer.state.gated_delta import DeltaWeights, Projected
 
 WIDTHS = (16, 32, 64, 128)
 
 
 class TritonDelta:
-    """`DeltaLayer` for GPUs: one launch for rows of one token, and five for longer rows if the step may have any."""
+    """`DeltaLayer` for GPUs: one launch for rows of one token and its drafts, and five for others, if any."""
 
     def __init__(self, spec: DeltaSpec, weights: DeltaWeights) -> None:
         """Raise `ConfigError` for heads that the kernels do not support."""
@@ -34,6 +34,7 @@ class TritonDelta:
             norm=weights.norm,
             memory=states.store.part(layer, MEMORY),
             window=states.store.part(layer, WINDOW),
+            kept=states.store.find(layer, GATES),
             rows=states.tables.rows,
             pieces=states.tables.pieces,
             eps=weights.eps,

@@ -86,7 +86,7 @@ class HandRunner:
         for part in self.store.parts:
             part.fill_(float("nan"))
         self.attention = TorchAttention(model.attention, model.dtype)
-        self.states = StateStore(num_blocks, model.state_specs, model.device) if model.state_specs else None
+        self.states = StateStore(num_blocks, model.state_specs(), model.device) if model.state_specs() else None
         for tensor in () if self.states is None else self.states.tensors:
             tensor.fill_(float("nan"))
 

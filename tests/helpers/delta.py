@@ -1,5 +1,6 @@
 """Sequences through a layer of gated DeltaNet, compared with the serial rule over their whole history."""
 
+import random
 from collections.abc import Callable, Sequence
 
 import torch
@@ -52,12 +53,19 @@ class DeltaRunner:
     """Layer with a store of two layers' states, of which it uses the second. Unused slots hold NaN."""
 
     def __init__(
-        self, make: MakeLayer, spec: DeltaSpec, dtype: torch.dtype, device: torch.device, *, slots: int = 8
+        self,
+        make: MakeLayer,
+        spec: DeltaSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        slots: int = 8,
+        row_drafts: int = 0,
     ) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
         self.weights = draw_weights(spec, device)
         self._layer = make(spec, self.weights)
-        state = spec.state(str(dtype).removeprefix("torch."))
+        state = spec.state(str(dtype).removeprefix("torch."), row_drafts)
         self.store = StateStore(slots, (state, state), device)
         for tensor in self.store.tensors:
             tensor.fill_(float("nan"))
@@ -68,14 +76,49 @@ class DeltaRunner:
         return tokens, expected_output(self.spec, self.weights, tokens)
 
     def run(
-        self, rows: Sequence[tuple[Projected, int, int, int]], snapshots: Sequence[RowSnapshot] = ()
+        self, rows: Sequence[tuple[Projected, int, int, int, *tuple[int, ...]]], snapshots: Sequence[RowSnapshot] = ()
     ) -> list[torch.Tensor]:
-        """Return the output of each row. rows: a sequence's projections, its slot, start and tokens."""
-        layout = [StateRow(slot, start, tokens) for _, slot, start, tokens in rows]
-        parts = [[x[start : start + tokens] for x in sequence] for sequence, _, start, tokens in rows]
+        """Return the output of each row. rows: a sequence's projections, and the fields of a `StateRow`."""
+        layout = [StateRow(*fields) for _, *fields in rows]
+        parts = [[x[start : start + tokens] for x in sequence] for sequence, _, start, tokens, *_ in rows]
         mixed_z = torch.cat([torch.cat(part[:2], -1) for part in parts])
         mixed, z = mixed_z.split((self.spec.channels, self.spec.values), -1)
         projected = Projected(mixed, z, torch.cat([part[2] for part in parts]))
         tables: StateTables = make_tables(layout, snapshots, self.device)
         batch = StateBatch(self.store, tuple(layout), tuple(snapshots), tables)
         return list(self._layer(1, projected, batch).split([row.tokens for row in layout]))
+
+
+def check_drafts(
+    runner: DeltaRunner, most: int, check: Callable[[torch.Tensor, torch.Tensor], None], seed: int, length: int = 40
+) -> None:
+    """Check two sequences whose rows have up to `most` drafts, some of them wrong, and snapshots among them."""
+    rng = random.Random(seed)
+    pairs = [runner.sequence(length), runner.sequence(length)]
+    first = rng.randint(1, 6)
+    runner.run([(sequence, slot, 0, first) for slot, (sequence, _) in enumerate(pairs)])
+    starts, replayed = [first, first], [0, 0]
+    while max(starts) + most + 4 < length:
+        rows, rights, snapshots = [], [], []
+        for slot, (sequence, _) in enumerate(pairs):
+            drafts = rng.choice([0, 0, most, rng.randint(0, most)])
+            right = rng.randint(0, drafts)
+            end, stop = starts[slot] + 1 + right, starts[slot] + 1 + drafts
+            wrong = draw_tokens(runner.spec, stop - end, runner.dtype, runner.device)
+            drawn = Projected(*(torch.cat((x[:end], y, x[stop:])) for x, y in zip(sequence, wrong, strict=True)))
+            rows.append((drawn, slot, starts[slot], 1 + drafts, drafts, replayed[slot]))
+            rights.append(right)
+            if rng.random() < 0.7:
+                snapshots.append(RowSnapshot(slot, rng.randint(1 - replayed[slot], 1), 4 + slot))
+        order = sorted(range(2), key=lambda slot: rows[slot][3] > 1)
+        placed = [snapshot._replace(row=order.index(snapshot.row)) for snapshot in snapshots]
+        outputs = runner.run([rows[slot] for slot in order], placed)
+        for slot, output in zip(order, outputs, strict=True):
+            check(output[: 1 + rights[slot]], pairs[slot][1][starts[slot] : starts[slot] + 1 + rights[slot]])
+        for slot, tokens, target in snapshots:
+            position = starts[slot] + tokens
+            sequence, expected = pairs[slot]
+            check(runner.run([(sequence, target, position, 1)])[0], expected[position : position + 1])
+            check(runner.run([(sequence, target, position + 1, 3)])[0], expected[position + 1 : position + 4])
+        starts = [start + 1 + right for start, right in zip(starts, rights, strict=True)]
+        replayed = rights

@@ -6,17 +6,22 @@ snapshot at another position or a slot that somebody overwrote fails at once.
 
 from collections.abc import Mapping, Sequence
 
-from roseinfer.core.plan import StateChanges, StepPlan
+from roseinfer.core.plan import Row, StateChanges, StepPlan
 
 JUNK = (-1, 0)
 
 
 class FakeSlots:
-    """Contents of slots as (number of consumed tokens, fingerprint), and the slot of each seat."""
+    """Contents of slots as (number of consumed tokens, fingerprint), and the slot of each seat.
+
+    A row with drafts consumes its first token only. It keeps the fingerprints of its drafts, of which the seat's next
+    row consumes as many as were right before its own tokens.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self.slots = [JUNK] * num_slots
         self._of_seat: dict[int, int] = {}
+        self._drafts: dict[int, list[int]] = {}  # by slot: fingerprints after the drafts of its last row
 
     def apply(self, plan: StepPlan, prints: Mapping[int, Sequence[int]]) -> None:
         """Execute a plan. prints: by seat, the fingerprints of the tokens up to the end of the seat's row."""
@@ -26,6 +31,7 @@ class FakeSlots:
             slot = self._of_seat.pop(seat)
             if slot not in self._of_seat.values():
                 self.slots[slot] = JUNK
+                self._drafts.pop(slot, None)
         admitted = [new.seat for new in plan.admitted]
         assert [change.seat for change in changes.slots] == admitted, "each admitted request gets a slot"
         self._of_seat.update(changes.slots)
@@ -34,9 +40,7 @@ class FakeSlots:
         self._copy(changes, {change.slot for change in changes.slots})
         self._check_snapshots(changes, set(live))
         for number, row in enumerate(plan.rows):
-            self._advance(
-                number, self._of_seat[row.seat], (row.start, row.start + row.count), prints[row.seat], changes
-            )
+            self._advance(number, row, prints[row.seat], changes)
 
     def _copy(self, changes: StateChanges, new: set[int]) -> None:
         sources, targets = {copy.src for copy in changes.copies}, [copy.dst for copy in changes.copies]
@@ -44,6 +48,8 @@ class FakeSlots:
         assert new.issuperset(targets), "only slots that begin to live are filled"
         held = [self.slots[copy.src] for copy in changes.copies]
         assert JUNK not in held, "what is copied was written"
+        for slot in new:
+            self._drafts.pop(slot, None)
         for copy, state in zip(changes.copies, held, strict=True):
             self.slots[copy.dst] = state
 
@@ -54,16 +60,26 @@ class FakeSlots:
         places = [(snapshot.row, snapshot.tokens) for snapshot in changes.snapshots]
         assert len(set(places)) == len(places), "one snapshot of a state is enough"
 
-    def _advance(
-        self, number: int, slot: int, span: tuple[int, int], prints: Sequence[int], changes: StateChanges
-    ) -> None:
-        start, end = span
+    def _advance(self, number: int, row: Row, prints: Sequence[int], changes: StateChanges) -> None:
+        slot, start, end = self._of_seat[row.seat], row.start, row.start + row.count - len(row.drafts)
+        consumed = self._replay(slot, start)
         if start:
             held = self.slots[slot]
             assert held == (start, prints[start - 1]), f"row {number} begins at {start}, and its state is {held}"
         for snapshot in changes.snapshots:
             if snapshot.row == number:
-                assert 0 < snapshot.tokens <= end - start
                 position = start + snapshot.tokens
+                assert consumed < position <= end, "the state is at that position in this row"
                 self.slots[snapshot.slot] = (position, prints[position - 1])
         self.slots[slot] = (end, prints[end - 1])
+        if row.drafts:
+            self._drafts[slot] = list(prints[end : end + len(row.drafts)])
+
+    def _replay(self, slot: int, start: int) -> int:
+        """Consume the drafts before a row that were right. Return how many tokens the state had consumed before."""
+        consumed, drafts = self.slots[slot][0] if start else 0, self._drafts.pop(slot, [])
+        right = start - consumed
+        if right and drafts:
+            assert 0 < right <= len(drafts), "drafts that were right follow the state"
+            self.slots[slot] = (start, drafts[right - 1])
+        return consumed

@@ -34,8 +34,26 @@ SCALARS |= dict.fromkeys(("pairs", "count", "chunk", "rounds", "out_stride", "bl
 SCALARS |= dict.fromkeys(("places", "stride", "x_stride", "scale_stride", "x_scale_stride", "h_scale_stride"), "i32")
 SCALARS |= {"out_scale_stride": "i32"}
 INTEGERS = ("ids_ptr", "pairs_ptr", "tiles_ptr")
-DELTA_TENSORS = ("mixed_ptr", "z_ptr", "gates_ptr", "window_ptr", "out_ptr", "heads_ptr", "own_ptr", "read_ptr")
-DELTA_STRIDES = ("mixed_stride", "z_stride", "gates_stride", "memory_stride", "window_stride", "num_rows")
+DELTA_TENSORS = (
+    "mixed_ptr",
+    "z_ptr",
+    "gates_ptr",
+    "window_ptr",
+    "kept_ptr",
+    "out_ptr",
+    "heads_ptr",
+    "own_ptr",
+    "read_ptr",
+)
+DELTA_STRIDES = (
+    "mixed_stride",
+    "z_stride",
+    "gates_stride",
+    "memory_stride",
+    "window_stride",
+    "kept_stride",
+    "num_rows",
+)
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
@@ -112,11 +130,23 @@ def read_delta(dtype, precision) -> None:
     numbers = ("conv_ptr", "decay_ptr", "dt_bias_ptr", "norm_ptr", "memory_ptr", "total_ptr", "beta_ptr")
     pointers = dict.fromkeys(numbers, "*fp32") | dict.fromkeys(("rows_ptr", "pieces_ptr"), "*i32")
     pointers |= dict.fromkeys(DELTA_TENSORS, dtype) | dict.fromkeys(DELTA_STRIDES, "i32")
-    constants = {"HK": 2, "HV": 6, "D": 128, "TAPS": 4, "SIZE": 64, "WIDTH": 32, "C": 1280, "BLOCK": 256}
+    constants = {
+        "HK": 2,
+        "HV": 6,
+        "D": 128,
+        "TAPS": 4,
+        "RING": 10,
+        "DRAFTS": True,
+        "SIZE": 64,
+        "WIDTH": 32,
+        "C": 1280,
+        "BLOCK": 256,
+    }
     constants |= {"PRECISION": precision, "OVERLAP": True}
     kernels = (chunks.prepare_kernel, chunks.solve_kernel, chunks.scan_kernel, chunks.gated_norm_kernel)
     for kernel in (delta_decode_kernel, *kernels, chunks.window_kernel):
         read(kernel, constants, pointers)
+    read(delta_decode_kernel, constants | {"DRAFTS": False}, pointers)
 
 
 def read_direct(gated) -> None:

@@ -69,9 +69,12 @@ def test_prefixes_are_found_where_a_state_was_kept(cost: str, tmp_path: Path) ->
     assert [rows for rows in again.plans if rows] == [turn.rows for turn in recording.turns if turn.rows]
 
 
-def test_speculation_is_refused_by_name_for_models_with_states(cost: str) -> None:
-    with pytest.raises(ConfigError, match=r"speculation .* recurrent states"):
-        LLM(device="priced", cost=cost, state_slots=8, speculation="ngram")
+def test_states_and_speculation_go_together(cost: str) -> None:
+    params = SamplingParams(max_tokens=90, ignore_eos=True, seed=1)
+    with LLM(device="priced", cost=cost, state_slots=8, speculation="suffix") as llm:
+        first, second = (llm.generate(["def f():"], params)[0].outputs[0].token_ids for _ in range(2))
+        assert first == second and len(first) == 90
+        assert sum(sum(counts.accepted) for counts in llm.engine.core.stats().drafts) > 20
 
 
 def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:

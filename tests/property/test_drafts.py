@@ -3,16 +3,18 @@
 import random
 from collections import deque
 from functools import partial
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.engine.core import EngineCore
+from roseinfer.sched import snapshots
 from tests.helpers.cases import examples
 from tests.helpers.drafters import Oracle, every_draft_of, priced_draft_of
 from tests.property import test_slo
-from tests.property.test_engine import VOCAB, assert_same, fits, make_jobs, run, run_at_ease
+from tests.property.test_engine import VOCAB, assert_same, fits, make_jobs, policies, run, run_at_ease
 
 DRAFTERS = {
     "right": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
@@ -148,3 +150,53 @@ def test_a_failure_among_drafts_ends_that_request_where_it_would_end(seed, depth
         max_num_batched_tokens=16,
     )
     assert_same(run_at_ease(jobs, fail_on_token=7), got)
+
+
+@examples(200, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    engine=st.sampled_from([EngineCore, NeverDrained]),
+    depth=st.sampled_from([1, 2]),
+    block_size=st.sampled_from([1, 2, 4, 8]),
+    spare_blocks=st.integers(0, 24),
+    num_slots=st.sampled_from([1, 2, 3, 6, 30]),
+    rolling_tokens=st.sampled_from([1, 4, 8]),
+    prefix_caching=st.booleans(),
+    fail_on_token=st.sampled_from([None, None, 7]),
+    options=policies(),
+    pricing=PRICINGS,
+    **DRAFTERS,
+)
+def test_any_drafts_give_the_same_tokens_with_recurrent_states(
+    seed,
+    engine,
+    depth,
+    block_size,
+    spare_blocks,
+    num_slots,
+    rolling_tokens,
+    prefix_caching,
+    fail_on_token,
+    options,
+    pricing,
+    right,
+    longest,
+) -> None:
+    """A state consumes drafts in the row after the one that verified them, if they were right."""
+    jobs = make_jobs(random.Random(seed), count=10, longest=20)
+    ease = run_at_ease(jobs)
+    drafter = Oracle({name: said.tokens for name, said in ease.items()}, VOCAB, right, longest, seed)
+    with patch.object(snapshots, "MIN_ROLLING_TOKENS", rolling_tokens):
+        got = run(
+            jobs,
+            fail_on_token=fail_on_token,
+            engine=engine,
+            drafting=pricing(drafter),
+            depth=depth,
+            num_blocks=fits(jobs, block_size) + spare_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            prefix_caching=prefix_caching,
+            **options,
+        )
+    assert_same(run_at_ease(jobs, fail_on_token), got)

@@ -52,19 +52,25 @@ class SummingModel:
         generator = torch.Generator().manual_seed(3)
         self.embedding = torch.randn(VOCAB, DIM, generator=generator)
         self.head = torch.randn(DIM, VOCAB, generator=generator)
+        self.kept: dict[int, list[torch.Tensor]] = {}  # by slot: drafts of its last row
 
     def forward(self, batch: ForwardBatch, attention: LoopAttention) -> torch.Tensor:
         assert batch.states is not None
         states, out, first = batch.states.store.part(0, "sum"), [], 0
-        for number, (slot, start, count) in enumerate(batch.states.rows):
+        for number, (slot, start, count, drafts, replayed) in enumerate(batch.states.rows):
             state = states[slot] if start else torch.zeros(DIM)
             cuts = {tokens: into for row, tokens, into in batch.states.snapshots if row == number}
-            for done, token in enumerate(batch.input_ids[first : first + count], 1):
+            inputs = [*self.kept.pop(slot, [])[:replayed], *batch.input_ids[first : first + count]]
+            assert len(inputs) == replayed + count
+            for done, token in enumerate(inputs, 1 - replayed):
                 state = 0.9 * state + self.embedding[token]
-                out.append(state)
+                out += [state] if done > 0 else []
                 if done in cuts:
                     states[cuts[done]] = state
-            states[slot] = state
+                if done == count - drafts:
+                    known = state
+            states[slot] = known
+            self.kept[slot] = inputs[len(inputs) - drafts :]
             first += count
         return torch.stack(out)
 
@@ -77,7 +83,7 @@ class Bench:
         self.seats = make_seats()
         store = store_of(8, 1, 4, 1, DIM, torch.float32, DEVICE)
         forward = EagerForward(SummingModel(), LoopAttention(), store, from_rows(self.seats))
-        self.runner = ModelRunner(SummingModel(), forward, store, self.seats, StepLimits(SEATS, LENGTH))
+        self.runner = ModelRunner(SummingModel(), forward, store, self.seats, StepLimits(SEATS, LENGTH, 20))
         self.step = 0
 
     def run(
@@ -111,6 +117,41 @@ def test_a_sequence_continues_from_a_snapshot_in_another_seat() -> None:
     assert twins[0] == twins[1]
 
 
+def verify(bench: Bench, seat: int, start: int, drafts: list[int], **changes: object) -> list[int]:
+    """Run a row with drafts, and return its tokens."""
+    count = 1 + len(drafts)
+    row = Row(f"r{seat}", seat, start, count, count, True, start, 0, (), tuple(drafts))
+    plan = StepPlan(bench.step, [row], num_tokens=count, num_drafts=len(drafts))
+    plan.states = StateChanges(**changes) if changes else None
+    bench.step += 1
+    return list(run(bench.runner, plan).rows[0].token_ids)
+
+
+def test_right_drafts_are_consumed_in_the_next_row():
+    prompt, plain = [5, 9, 1, 20], Bench()
+    expected = [plain.run([(1, 0, 4)], {1: prompt}, slots=(SlotChange(1, 3),))[1]]
+    expected += [plain.run([(1, position, 1)])[1] for position in range(4, 14)]
+    bench = Bench()
+    assert bench.run([(2, 0, 4)], {2: prompt}, slots=(SlotChange(2, 5),))[2] == expected[0]
+    wrong = (expected[3] + 1) % VOCAB
+    assert verify(bench, 2, 4, [*expected[1:3], wrong, 7]) == expected[1:4]
+    assert verify(bench, 2, 7, expected[4:6], snapshots=(StateSnapshot(0, -1, 6),)) == expected[4:7]
+    assert bench.run([(2, 10, 1)])[2] == expected[7]
+    assert bench.run([(2, 11, 1)])[2] == expected[8]
+    # Another seat continues from the snapshot, taken after the right drafts of the first verified row but one.
+    known = [*prompt, *expected[:6]]
+    moved = {"slots": (SlotChange(0, 1),), "copies": (SlotCopy(6, 1),)}
+    assert bench.run([(0, 6, 4)], {0: known}, **moved)[0] == expected[6]
+
+
+def test_a_seat_that_begins_anew_replays_nothing():
+    bench, prompt = Bench(), [5, 9, 1, 20]
+    first = bench.run([(2, 0, 4)], {2: prompt}, slots=(SlotChange(2, 5),))[2]
+    verify(bench, 2, 4, [1, 2])
+    run(bench.runner, StepPlan(50, [], released=[2]))
+    assert bench.run([(2, 0, 4)], {2: prompt}, slots=(SlotChange(2, 5),))[2] == first
+
+
 def test_a_slot_keeps_nothing_of_its_last_owner() -> None:
     bench = Bench()
     first = bench.run([(0, 0, 3)], {0: [1, 2, 3]}, slots=(SlotChange(0, 2),))[0]
@@ -135,22 +176,38 @@ def test_captured_steps_have_the_tables_of_eager_ones(seed: int, monkeypatch: py
     monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
     rng, max_rows, max_tokens = random.Random(seed), 32, 256
     seats = make_seats(max_rows)
-    inputs = CudaInputs(seats, max_rows, max_tokens)
+    inputs = CudaInputs(seats, max_rows, max_tokens, max_tokens)
     assert seats.states is not None
     slot_of = {seat: rng.randrange(100) for seat in range(max_rows)}
     rows = []
     for seat in rng.sample(range(max_rows), rng.randint(1, max_rows)):
         count = 1 if rng.random() < 0.6 else rng.choice([2, 20, 64, 90])
+        drafts = tuple(range(count - 1)) if rng.random() < 0.3 else ()
         if sum(row.count for row in rows) + count <= max_tokens:
-            rows.append(Row(f"r{seat}", seat, rng.randrange(100), count, 1, True, 0, 0, ()))
+            logits = 1 + len(drafts)
+            rows.append(Row(f"r{seat}", seat, rng.randrange(20, 100), count, logits, True, 0, 0, (), drafts))
+    replayed = {row.seat: rng.choice([0, 0, 3]) for row in rows if row.count == 1 + len(row.drafts)}
     cut = [number for number in range(len(rows)) if rng.random() < 0.3]
-    snapshots = tuple(StateSnapshot(number, rng.randint(1, rows[number].count), 200 + number) for number in cut)
-    seats.states.apply(StateChanges(tuple(map(SlotChange, *zip(*slot_of.items(), strict=True))), (), snapshots))
+    snapshots = tuple(
+        StateSnapshot(
+            number,
+            rng.randint(1 - replayed.get(rows[number].seat, 0), rows[number].count - len(rows[number].drafts)),
+            200 + number,
+        )
+        for number in cut
+    )
+    verified = [Row(f"r{seat}", seat, 0, 9, 9, True, 0, 0, (), (0,) * 8) for seat in replayed]
+    starts = {row.seat: row.start for row in rows}
+    verified = [row._replace(start=starts[row.seat] - replayed[row.seat] - 1) for row in verified]
+    seats.states.apply(StateChanges(tuple(map(SlotChange, *zip(*slot_of.items(), strict=True)))), verified)
+    seats.states.apply(StateChanges((), (), snapshots), rows)
     columns = Columns.of(rows)
     places = {number: place for place, number in enumerate(columns.order)}
     in_batch = [RowSnapshot(places[number], tokens, slot) for number, tokens, slot in snapshots]
     ordered = [rows[number] for number in columns.order]
-    batch_rows = [StateRow(slot_of[row.seat], row.start, row.count) for row in ordered]
+    batch_rows = [
+        StateRow(slot_of[row.seat], row.start, row.count, len(row.drafts), replayed.get(row.seat, 0)) for row in ordered
+    ]
 
     eager = inputs.prepare(columns).batch.states
     assert eager is not None and (list(eager.rows), list(eager.snapshots)) == (batch_rows, in_batch)

@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
-from tests.helpers.drafters import every_draft_of
+from tests.helpers.drafters import Oracle, every_draft_of
 from tests.helpers.engines import EOS, Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 
@@ -215,9 +215,17 @@ def test_snapshots_of_a_failed_request_are_not_found() -> None:
         assert cached(core, prompt) == (0 if fail else 32)
 
 
-def test_drafts_are_refused() -> None:
-    class Guess:
-        """A proposer without guesses."""
-
-    with pytest.raises(AssertionError, match="wrong drafts"):
-        core_of(drafting=every_draft_of(Guess()))
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_drafts_do_not_change_where_snapshots_are(right: float) -> None:
+    """A position that a draft passes has its snapshot in the row that consumes the draft."""
+    core, prompt = core_of(), text(1, 100)
+    said = answer(core, "a", prompt, max_tokens=317).tokens
+    plain = core.stats().states
+    core = core_of(drafting=every_draft_of(Oracle({"a:0": said}, 50, right, 8)))
+    assert answer(core, "a", prompt, max_tokens=317).tokens == said
+    drafted = core.stats().states
+    assert plain is not None and drafted is not None and (drafted.taken, drafted.skipped) == (plain.taken, 0)
+    changes = [plan.states for plan in submitted(core) if plan.states is not None]
+    tokens = [snapshot.tokens for change in changes for snapshot in change.snapshots]
+    assert any(count < 1 for count in tokens) == (right > 0)
+    assert cached(core, [*prompt, *said, *text(2, 30)]) > 100 + 317 - 1 - 64

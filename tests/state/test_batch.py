@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from roseinfer.state.batch import (
+    DRAFTS,
     MAX_PIECE_TOKENS,
+    REPLAYED,
+    SNAPSHOT,
+    SNAPSHOT_AFTER,
     RowSnapshot,
     StateRow,
     lay_out,
@@ -18,7 +22,11 @@ from roseinfer.state.batch import (
 
 def test_rows_of_one_token_have_no_pieces():
     lines, pieces = lay_out([StateRow(7, 12, 1), StateRow(2, 0, 5), StateRow(4, 3, 1)], [RowSnapshot(2, 1, 9)])
-    assert lines.T.tolist() == [[7, 12, 0, 1, -1, 0, 0], [2, 0, 1, 5, -1, 0, 1], [4, 3, 6, 1, 9, 1, 1]]
+    assert lines.T.tolist() == [
+        [7, 12, 0, 1, -1, 0, 0, 0, 0, 0],
+        [2, 0, 1, 5, -1, 0, 1, 0, 0, 0],
+        [4, 3, 6, 1, 9, 1, 1, 0, 0, 1],
+    ]
     assert pieces.tolist() == [[1, 1, 5, -1]]
 
 
@@ -34,7 +42,15 @@ def test_pieces_end_at_snapshots_and_after_64_tokens():
         (2, 151, 1, 22),
         (2, 152, 63, -1),
     ]
-    assert lines[-2:, 1:].T.tolist() == [[0, 4], [4, 6]]
+    assert lines[5:7, 1:].T.tolist() == [[0, 4], [4, 6]]
+
+
+def test_rows_with_drafts_have_no_pieces():
+    rows = [StateRow(3, 20, 1, 0, 2), StateRow(1, 9, 4, 3), StateRow(2, 40, 3, 2, 4), StateRow(4, 0, 2)]
+    lines, pieces = lay_out(rows, [RowSnapshot(0, -1, 9), RowSnapshot(1, 1, 8), RowSnapshot(2, 0, 7)])
+    assert lines[2:4].T.tolist() == [[0, 1], [1, 4], [5, 3], [8, 2]] and pieces.tolist() == [[3, 8, 2, -1]]
+    fields = [[9, 2, 0, -1], [8, 0, 3, 1], [7, 4, 2, 0], [-1, 0, 0, 0]]
+    assert lines[[SNAPSHOT, REPLAYED, DRAFTS, SNAPSHOT_AFTER]].T.tolist() == fields
 
 
 def test_bound_of_pieces_holds():
@@ -52,7 +68,7 @@ def test_bound_of_pieces_holds():
 def test_padding_has_no_tokens():
     lines, pieces = lay_out([StateRow(1, 0, 3)], [], (4, 5))
     assert lines[3].tolist() == [3, 0, 0, 0] and pieces[:, 2].tolist() == [3, 0, 0, 0, 0]
-    assert lines[5:, 1:].tolist() == [[0] * 3] * 2, "a padding row has no pieces"
+    assert lines[5:7, 1:].tolist() == [[0] * 3] * 2, "a padding row has no pieces"
 
 
 def test_uploaded_tables_are_those_that_were_laid_out():
@@ -62,6 +78,12 @@ def test_uploaded_tables_are_those_that_were_laid_out():
     assert tables.rows.tolist() == lines.tolist() and tables.pieces.tolist() == pieces.tolist()
     again = tables_in(torch.arange(table_size(2, 3), dtype=torch.int32), 2, 3)
     assert again.rows.flatten().tolist() + again.pieces.flatten().tolist() == list(range(table_size(2, 3)))
+
+
+@pytest.mark.parametrize("tokens", [-2, 2])
+def test_a_snapshot_holds_known_tokens_that_the_row_consumes(tokens):
+    with pytest.raises(AssertionError, match="row 0 has no state"):
+        lay_out([StateRow(1, 9, 4, 3, 2)], [RowSnapshot(0, tokens, 5)])
 
 
 @pytest.mark.parametrize(

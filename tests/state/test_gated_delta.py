@@ -9,15 +9,15 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.state.batch import RowSnapshot
 from roseinfer.state.delta_spec import DeltaSpec
 from roseinfer.state.gated_delta import TorchDelta
-from tests.helpers.delta import DeltaRunner
+from tests.helpers.delta import DeltaRunner, check_drafts
 
 CPU = torch.device("cpu")
 SPEC = DeltaSpec(key_heads=2, value_heads=6, key_dim=8, value_dim=12, taps=4)
 
 
-def make_runner(spec: DeltaSpec = SPEC, dtype: torch.dtype = torch.float32) -> DeltaRunner:
+def make_runner(spec: DeltaSpec = SPEC, dtype: torch.dtype = torch.float32, row_drafts: int = 0) -> DeltaRunner:
     torch.manual_seed(0)
-    return DeltaRunner(TorchDelta, spec, dtype, CPU)
+    return DeltaRunner(TorchDelta, spec, dtype, CPU, row_drafts=row_drafts)
 
 
 def check(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -80,6 +80,12 @@ def test_snapshots_of_rows_of_one_token():
     check(runner.run([(sequence, 1, 1, 5)])[0], expected[1:6])
     check(runner.run([(sequence, 2, 2, 1)])[0], expected[2:3])
     check(runner.run([(sequence, 0, 2, 8)])[0], expected[2:])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_right_drafts_are_replayed_and_wrong_ones_forgotten(most, seed):
+    check_drafts(make_runner(row_drafts=most), most, check, seed)
 
 
 def test_rows_without_tokens_change_nothing():

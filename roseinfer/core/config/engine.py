@@ -289,6 +289,12 @@ class EngineConfig:
             return 0
         return min(self.scheduler.seats * values.tokens, MAX_STEP_DRAFTS, self.scheduler.max_num_batched_tokens)
 
+    @property
+    def max_row_drafts(self) -> int:
+        """Return the maximum drafts of a row, for which each slot of recurrent states has room."""
+        values = self.speculation.values
+        return 0 if values is None or not self.max_step_drafts else values.tokens
+
     def for_engine(self, engine: int, engines: int) -> "EngineConfig":
         """Return the config of engine number `engine` of the `engines` of its model, counted from 0.
 

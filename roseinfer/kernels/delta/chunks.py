@@ -38,6 +38,7 @@ def prepare_kernel(
     HV: tl.constexpr,
     D: tl.constexpr,
     TAPS: tl.constexpr,
+    RING: tl.constexpr,
     SIZE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -63,7 +64,7 @@ def prepare_kernel(
             x = tl.load(mixed_ptr + (token - back)[:, None] * mixed_stride + channel, mask=here[:, None], other=0.0)
             if back > 0:
                 before = inside & (token - back < row_first) & (position >= back)
-                entry = (tl.maximum(position - back, 0) % TAPS)[:, None] * C + channel
+                entry = (tl.maximum(position - back, 0) % RING)[:, None] * C + channel
                 x += tl.load(window_ptr + slot * window_stride + entry, mask=before[:, None], other=0.0)
             total += x.to(tl.float32) * tl.load(conv_ptr + tap * C + channel)
         total *= tl.sigmoid(total)
@@ -232,11 +233,12 @@ def _store_window(
     mixed_stride,
     C,
     TAPS: tl.constexpr,
+    RING: tl.constexpr,
 ):
     """Write to `target` the inputs before packed index `end`, at `position`. Those before the row are in `source`."""
     for back in tl.static_range(1, TAPS):
         token = (end - back).to(tl.int64)
-        entry = (tl.maximum(position - back, 0) % TAPS) * C + channel
+        entry = (tl.maximum(position - back, 0) % RING) * C + channel
         mask = inside & (position >= back)
         here = token >= row_first
         x = tl.load(mixed_ptr + token * mixed_stride + channel, mask=mask & here, other=0.0)
@@ -255,6 +257,7 @@ def window_kernel(
     num_rows,
     C: tl.constexpr,
     TAPS: tl.constexpr,
+    RING: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -287,11 +290,12 @@ def window_kernel(
                     mixed_stride,
                     C,
                     TAPS,
+                    RING,
                 )
         after = row_first + row_count
         position = start + row_count
         _store_window(
-            mixed_ptr, window_ptr, ring, ring, row_first, after, position, channel, inside, mixed_stride, C, TAPS
+            mixed_ptr, window_ptr, ring, ring, row_first, after, position, channel, inside, mixed_stride, C, TAPS, RING
         )
 
 
@@ -330,7 +334,7 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
 
     D is a power of two of at least 16.
     """
-    mixed, z, gates, conv, decay, dt_bias, norm, memory, window, rows, pieces, eps = inputs
+    mixed, z, gates, conv, decay, dt_bias, norm, memory, window, _, rows, pieces, eps = inputs
     heads, width = memory.shape[1], memory.shape[2]
     assert memory.shape[3] == width and mixed.stride(1) == z.stride(1) == gates.stride(1) == 1
     num_rows, num_pieces, tokens = rows.shape[1], pieces.shape[0], mixed.shape[0]
@@ -362,6 +366,7 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
         window.stride(0),
         num_rows,
         TAPS=taps,
+        RING=window.shape[1],
         num_warps=8,
         **shape,
     )
@@ -406,6 +411,7 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
         num_rows,
         C=channels,
         TAPS=taps,
+        RING=window.shape[1],
         BLOCK=WINDOW_BLOCK_ELEMENTS,
         **early_start.options(mixed.device),
     )

@@ -15,6 +15,20 @@ def load_row(rows_ptr, row, num_rows):
 
 
 @triton.jit
+def load_drafts(rows_ptr, row, num_rows):
+    """Return a row's replayed tokens and drafts."""
+    at = rows_ptr + row
+    return tl.load(at + 7 * num_rows), tl.load(at + 8 * num_rows)
+
+
+@triton.jit
+def load_snapshot(rows_ptr, row, num_rows):
+    """Return the slot of the snapshot of a row without pieces or -1, and the row's tokens before it."""
+    at = rows_ptr + row
+    return tl.load(at + 4 * num_rows).to(tl.int64), tl.load(at + 9 * num_rows)
+
+
+@triton.jit
 def load_pieces(rows_ptr, row, num_rows):
     """Return the range of a row's pieces."""
     at = rows_ptr + row

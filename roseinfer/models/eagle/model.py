@@ -12,6 +12,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.models.eagle.head import EagleHead, HeadTarget
 from roseinfer.models.step import StepContext
 from roseinfer.quant.base import WeightSource
+from roseinfer.state.spec import StateSpec
 
 
 class StatefulTarget(HeadTarget, Protocol):
@@ -38,7 +39,7 @@ class DraftingModel:
         self._target = target
         self.spec, self.dtype, self.device = target.spec, target.dtype, target.device
         self.weights, self.ignored = target.weights, target.ignored
-        self.attention, self.state_specs = (*target.attention, head.attention), target.state_specs
+        self.attention = (*target.attention, head.attention)
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:
@@ -47,6 +48,9 @@ class DraftingModel:
     @property
     def padded_vocab(self) -> int:
         return self._target.padded_vocab
+
+    def state_specs(self, row_drafts: int = 0) -> tuple[StateSpec, ...]:
+        return self._target.state_specs(row_drafts)
 
     def load(self, source: WeightSource) -> None:
         """Load the target's weights. The head is given with weights."""

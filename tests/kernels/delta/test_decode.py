@@ -6,7 +6,7 @@ import torch
 from roseinfer.state.batch import RowSnapshot
 from roseinfer.state.delta_spec import DeltaSpec
 from roseinfer.state.triton_delta import TritonDelta
-from tests.helpers.delta import DeltaRunner
+from tests.helpers.delta import DeltaRunner, check_drafts
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's exponentials
 DTYPES = [torch.float32, torch.bfloat16]
@@ -55,6 +55,13 @@ def test_snapshots(start, device):
         for position in range(start + 1, start + 4):
             output = runner.run([(sequence, slot, position, 1)])[0]
             check(output, expected[position : position + 1])
+
+
+@pytest.mark.parametrize(("most", "group", "dtype"), [(1, 1, DTYPES[0]), (3, 2, DTYPES[1]), (5, 2, DTYPES[0])])
+def test_right_drafts_are_replayed_and_wrong_ones_forgotten(most, group, dtype, device):
+    torch.manual_seed(most)
+    runner = DeltaRunner(TritonDelta, make_spec(group, key_heads=1), dtype, device, row_drafts=most)
+    check_drafts(runner, most, check, seed=most, length=2 * most + 12)
 
 
 def test_rows_without_tokens_change_nothing(device):
