@@ -224,11 +224,12 @@ class DraftRoom(NamedTuple):
     """Limits on the drafts of a step.
 
     `seconds`: by which they may lengthen it. `first`: ids of requests that need several tokens per step to meet their
-    objectives, so that they get drafts before others.
+    objectives, or are late, so that they get drafts before others. `planned`: the policy counts on drafts.
     """
 
     seconds: float = inf
     first: Collection[str] = ()
+    planned: bool = False
 
 
 NO_LIMITS = DraftRoom()

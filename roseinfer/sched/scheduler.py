@@ -361,7 +361,7 @@ class Scheduler:
         if self._prompt_tokens > prompt_tokens:
             self._prompt_share.add(duration_s * (self._prompt_tokens - prompt_tokens) / plan.num_tokens, now_s)
         if self.drafting is not None:
-            self.drafting.step_done(plan, duration_s, result.duration_s)
+            duration_s = self.drafting.step_done(plan, duration_s, result.duration_s)
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 

@@ -53,8 +53,8 @@ class EveryDraft:
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
         pass
 
-    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
-        pass
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> float:
+        return duration_s
 
     def ended(self, request: Request) -> None:
         pass

@@ -180,9 +180,9 @@ class Drafting:
             self.counts.setdefault(proposer, ProposerCounts()).add(tally.drafted, tally.accepted, position)
             position += tally.drafted
 
-    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
-        """Learn what a step took (see `Pricing`)."""
-        self._pricing.step_done(plan, duration_s, device_s)
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> float:
+        """Learn what a step took, and return what its work takes (see `Pricing`)."""
+        return self._pricing.step_done(plan, duration_s, device_s)
 
     def ended(self, request: Request) -> None:
         """Forget a request that has ended."""

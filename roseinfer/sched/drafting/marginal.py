@@ -7,6 +7,7 @@ A head makes its drafts a step before they are verified. It is asked for as many
 """
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from roseinfer.core.config.speculation import MAX_DRAFTS
@@ -31,6 +32,8 @@ MIN_CHANCE_SHARE = 0.02  # of a guess with those before it
 _MAX_EMPTY_STEPS = 2  # without a right draft, before a request pauses
 _MIN_FIRST_CHANCE_SHARE = 0.4  # of its first guess, with which it does not pause
 _MAX_PAUSE_STEPS = 256
+MIN_DRAFTED_STEPS = 8  # observed, before others learn what rows can expect
+MIN_ROWS_COUNT = 4  # of a step that shows what rows can expect
 _EXPOSED_GAIN_SHARE = 0.1
 _MAX_SAMPLED_COUNT = 8  # guesses that are verified although they do not pay, when drafting is tried again
 _LEAST_S = 1e-12  # of a draft, so that free ones can be ordered
@@ -40,9 +43,10 @@ _DEPTH_GAIN_SHARE, _OWN_DEPTH_GAIN_SHARE = 1 / 64, 1 / 12  # of a chain, for the
 class _Record:
     """Record of one request. `empty`: steps without a right draft, one after the other. It gets no drafts before the
     step `resume`. `steps`, `tokens`, `drafts`: of those that count for its yield. `depths`: of a head's drafts.
+    `gains`: see `DraftYields`.
     """
 
-    __slots__ = ("by_proposer", "depths", "drafts", "empty", "pause", "resume", "steps", "tokens")
+    __slots__ = ("by_proposer", "depths", "drafts", "empty", "gains", "pause", "resume", "steps", "tokens")
 
     def __init__(self) -> None:
         self.by_proposer: dict[str, RequestChances] = {}
@@ -50,6 +54,7 @@ class _Record:
         self.empty = self.resume = 0
         self.pause = 1
         self.steps = self.tokens = self.drafts = 0
+        self.gains: Sequence[float] = ()
 
     def count(self, tokens: int, drafts: int) -> None:
         self.steps += 1
@@ -101,8 +106,9 @@ class MarginalPricing:
         self._step = 0
         self._room = DraftRoom()
         self._running = 0
-        self._begun = False
+        self._on = False  # when the last step was planned
         self._drafted_steps = 0  # in a row
+        self._unguessed: list[Sequence[float]] = []  # last gains of the step's rows without guesses
         self._exposed_s = 0.0
         self._depths = DepthChances(_DEPTH_GAIN_SHARE)  # learns from one request in a step
         self._plain = False  # whether the step that is planned has to show what it takes without drafts
@@ -112,11 +118,12 @@ class MarginalPricing:
 
     # --- the switch ---------------------------------------------------------------------------------------------
     def worthwhile(self, running: Collection[Request]) -> bool:
-        return bool(running) and (self._probes.on or bool(self._room.first))
+        return bool(running) and (self._probes.on or bool(self._room.first) or self._room.planned)
 
     def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
-        on = self.worthwhile(running)
+        on = self._on = self.worthwhile(running)
         self._step, self._running, self._room = step, len(running), room
+        self._unguessed = []
         self._plain, self._spent_s = False, 0.0
         if not on:
             self._head_s, self._declined = 0.0, False
@@ -131,13 +138,15 @@ class MarginalPricing:
 
     def considers(self, request: Request) -> bool:
         record = self._records.get(request.request_id)
-        return record is None or record.resume <= self._step or request.request_id in self._room.first
+        waits = record is not None and record.resume > self._step
+        return not waits or self._room.planned or request.request_id in self._room.first
 
     def expected(self, candidate: DraftCandidate) -> float:
         return sum(self._chances(candidate))
 
     # --- the choice ---------------------------------------------------------------------------------------------
     def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
+        self._expect(candidates)
         counts, saved_s = [0] * len(candidates), -self._head_s
         if candidates:
             saved_s += self._fill(counts, work_of(builder.rows), candidates, limit)
@@ -145,7 +154,7 @@ class MarginalPricing:
         if not drafted and self._probes.untried:
             self._sample(counts, candidates, limit)
         self._drafted_steps = self._drafted_steps + 1 if drafted else 0
-        exposed_s = self._exposed_s if self._overlap else 0.0
+        exposed_s = self._exposed_s if self._overlap and not drafted else 0.0  # else part of the drafts' cost
         self._probes.record(
             self._step,
             self._running,
@@ -180,11 +189,23 @@ class MarginalPricing:
         self._spent_s = basket.spent_s
         return basket.saved_s
 
+    def _expect(self, candidates: Sequence[DraftCandidate]) -> None:
+        """Let the policy know what the step's rows can expect of drafts."""
+        if self._cost.draft_steps < MIN_DRAFTED_STEPS:
+            return
+        rows = [list(accumulate(self._chances(candidate))) for candidate in candidates]
+        for candidate, gains in zip(candidates, rows, strict=True):
+            self._record_of(candidate.request).gains = gains
+        if len(rows) + len(self._unguessed) >= MIN_ROWS_COUNT:
+            self._yields.expect([*rows, *self._unguessed])
+
     def _sample(self, counts: list[int], candidates: Sequence[DraftCandidate], limit: int) -> None:
-        """Set the counts of a few first guesses, which show what they cost and how often they are right."""
-        if candidates and self._cost.params.draft_cost.verify_s <= self._room.seconds:
-            for number in range(min(limit, len(candidates), _MAX_SAMPLED_COUNT)):
-                counts[number] = 1
+        """Set the counts of a few first guesses, which show what they cost and how often they are right.
+
+        They need no room: under load it would never be known that drafts make some.
+        """
+        for number in range(min(limit, len(candidates), _MAX_SAMPLED_COUNT)):
+            counts[number] = 1
 
     def _guesses(self, params: CostParams, index: int, candidate: DraftCandidate) -> list[_Guess]:
         context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
@@ -245,7 +266,9 @@ class MarginalPricing:
 
     # --- learning -----------------------------------------------------------------------------------------------
     def unguessed(self, request: Request) -> None:
-        self._record_of(request).count(1, 0)
+        record = self._record_of(request)
+        record.count(1, 0)
+        self._unguessed.append(record.gains if record.resume > self._step else ())
 
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
         record, proposal = self._record_of(candidate.request), candidate.proposal
@@ -260,11 +283,14 @@ class MarginalPricing:
             record.resume = self._step + 1 + record.pause
             record.pause = min(2 * record.pause, _MAX_PAUSE_STEPS)
 
-    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
-        if self._overlap and self._probes.on and device_s > 0:
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> float:
+        if self._overlap and self._on and device_s > 0:
             self._exposed_s += _EXPOSED_GAIN_SHARE * (max(0.0, duration_s - device_s) - self._exposed_s)
+            if not plan.num_drafts:
+                duration_s = device_s
         if self._learns and plan.rows:
             self._cost.observe(work_of(plan.rows, plan.ahead), duration_s)
+        return duration_s
 
     def ended(self, request: Request) -> None:
         record = self._records.pop(request.request_id, None)

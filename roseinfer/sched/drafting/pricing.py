@@ -62,8 +62,12 @@ class Pricing(Protocol):
         """Learn that `accepted` of the `drafted` leading guesses were right."""
         ...
 
-    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
-        """Learn what a step took, as `StepDone` has it, and on the device alone."""
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> float:
+        """Learn what a step took, as `StepDone` has it, and on the device alone.
+
+        Return what a step with this work takes. While drafting is on, each step exposes the host's work: that is part
+        of what drafts cost, not of what a step without drafts does.
+        """
         ...
 
     def ended(self, request: Request) -> None:

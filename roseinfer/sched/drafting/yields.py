@@ -1,6 +1,7 @@
 """Tokens per step of similar requests, for promises that need several."""
 
 from collections import deque
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ MIN_REQUESTS_COUNT = 200  # of a tenant, before a promise may count on its draft
 MIN_STEPS_COUNT = 32  # of all of them together
 MAX_REQUESTS_COUNT = 256  # newest ones that are kept
 MAX_TENANTS = 256
+MAX_GAIN_STEPS = 64  # over which `DraftYields.gains` are averaged
 LOW_SHARE = 0.2  # of the requests, which had fewer tokens per step
 
 
@@ -27,13 +29,16 @@ class DraftYield(NamedTuple):
 class DraftYields:
     """Records of ended requests by tenant: requests of one source are alike.
 
-    `enabled`: the engine drafts. `by_head`: the runner's head makes the drafts, in the same steps.
+    `enabled`: the engine drafts. `by_head`: the runner's head makes the drafts, in the same steps. `gains`: right
+    drafts in a step that most decoding rows can expect with 1, 2, ... drafts. Empty before any is known.
     """
 
     def __init__(self) -> None:
         self.enabled = self.by_head = False
         self._ended: dict[str, deque[tuple[int, int, int]]] = {}  # steps, tokens and drafts of each; newest tenant last
         self._known: dict[str, DraftYield | None] = {}
+        self.gains: list[float] = []
+        self._gain_steps = 0
 
     def add(self, tenant: str, steps: int, tokens: int, drafts: int) -> None:
         """Add a request that ended. `steps`: those that count. `tokens`, `drafts`: in these steps."""
@@ -49,6 +54,18 @@ class DraftYields:
         self._ended[tenant] = ended
         ended.append((steps, tokens, drafts))
         self._known.pop(tenant, None)
+
+    def expect(self, rows: Sequence[Sequence[float]]) -> None:
+        """Learn the `gains` of the rows of a step; a row without guesses has none."""
+        depth = max([len(row) for row in rows])
+        self._gain_steps = min(MAX_GAIN_STEPS, self._gain_steps + 1)
+        low = int(LOW_SHARE * len(rows))
+        for drafts in range(depth):
+            found = sorted([row[min(drafts, len(row) - 1)] if row else 0.0 for row in rows])[low]
+            if drafts < len(self.gains):
+                self.gains[drafts] += (found - self.gains[drafts]) / self._gain_steps
+            else:
+                self.gains.append(found)
 
     def of(self, tenant: str) -> DraftYield | None:
         """Return the yield of a tenant's requests, None if too few of them have ended."""

@@ -17,7 +17,8 @@ class Track:
     inf without one. `length`: expected output tokens.
 
     `due_s`: deadline of the first token. Then `anchor_s + pace_s * known tokens` is the deadline of the next token.
-    `tokens_per_step`: tokens of each step of it that its TPOT objective counts on; more than 1 only with drafts.
+    `tokens_per_step`: expected tokens of each step of it; more than 1 only with drafts. `least_tokens`: how many of
+    them its TPOT objective needs.
 
     `end_s`: deadline of the last token, inf without an objective for the whole request. `is_promised`: it has an
     objective that can still be met or missed.
@@ -33,7 +34,7 @@ class Track:
         self.due_s = request.arrival_s + self.ttft_s
         self.end_s = request.arrival_s + sane(slo.e2e_s if slo else None)
         self.length = 0.0
-        self.tokens_per_step = 1.0
+        self.tokens_per_step = self.least_tokens = 1.0
         self.anchor_s = inf
         self.pace_s = self.paced_s = 0.0
         self.paced_tokens = 0
@@ -162,10 +163,8 @@ class TpotBatch(Generic[T]):
     def add(self, track: T, from_s: float, from_tokens: int | None = None) -> None:
         """Add a request whose deadlines count from `from_s`: when its first token came, or it had `from_tokens`."""
         self._slots[track.request.request_id] = len(self.tracks)
-        self._paces_s[track.step_pace_s] = self._paces_s.get(track.step_pace_s, 0) + 1
+        self._add_pace(track)
         self.smallest_s = min(self.smallest_s, track.step_pace_s)
-        self.tokens_per_s += 1 / track.step_pace_s
-        self.context_per_s += mean_context(track) / track.step_pace_s
         tokens = track.request.prompt_len if from_tokens is None else from_tokens
         track.set_pace(self._margin_of(track.tpot_s), from_s, tokens)
         self.tracks.append(track)
@@ -206,6 +205,20 @@ class TpotBatch(Generic[T]):
             track.set_pace(self._margin_of(track.tpot_s), track.paced_s, track.paced_tokens)
         self._anchors = [track.anchor_s for track in self.tracks]
         self._paces = [track.pace_s for track in self.tracks]
+
+    def sum_paces(self) -> None:
+        """Compute all sums again, after the tokens per step of its requests have changed."""
+        self._paces_s = {}
+        self.tokens_per_s = self.context_per_s = 0.0
+        for track in self.tracks:
+            self._add_pace(track)
+        self.smallest_s = min(self._paces_s, default=inf)
+
+    def _add_pace(self, track: T) -> None:
+        pace_s = track.step_pace_s
+        self._paces_s[pace_s] = self._paces_s.get(pace_s, 0) + 1
+        self.tokens_per_s += 1 / pace_s
+        self.context_per_s += mean_context(track) / pace_s
 
     def context(self) -> list[int]:
         """Return the number of known tokens of each request."""

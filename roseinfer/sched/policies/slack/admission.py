@@ -98,7 +98,7 @@ class StepAdmission:
         state, waited_s = self._state, self._now_s - track.request.arrival_s + self._view.load_s(track.request)
         own_s = self.machine.own_s(track, track.count_uncached(self._view.uncached))
         pace_s = max(state.alone_s(track), min(track.tpot_s, state.recent_step_s))
-        first_s = (self.machine.ahead_s(track) + own_s) / self.machine.prefill_time(1.0) + state.cost.params.step_s
+        first_s = (self.machine.ahead_s(track) + own_s) / self.machine.prefill_time(1.0) + state.params.step_s
         return Forecast(waited_s + first_s, pace_s)
 
     # --- rejections ---------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class StepAdmission:
         if is_new and self._now_s - track.request.arrival_s <= 2 * self.machine.chunk_ends_s:
             track.waits_for = None  # its price is not why it is late
         ahead_s = self.machine.ahead_s(track) + candidate.own_s
-        wait_s = self._view.load_s(track.request) + ahead_s / self.machine.prefill_time(1.0) + state.cost.params.step_s
+        wait_s = self._view.load_s(track.request) + ahead_s / self.machine.prefill_time(1.0) + state.params.step_s
         self._reject(track, track.first_objective, wait_s)
         return True
 
@@ -139,7 +139,7 @@ class StepAdmission:
         if candidate.own_s <= machine.prefill_time(left_s):
             return Cause.QUEUE
         if candidate.own_s > machine.prefill_time(left_s + waited_s) - machine.ahead_s(track):
-            p = self._state.cost.params
+            p = self._state.params
             alone_s = candidate.own_s * (1 + (p.step_s + p.experts_s(inf)) / machine.full_s)
             return Cause.UTILISATION if alone_s <= left_s + waited_s else Cause.IDLE
         return Cause.STEP if self._view.running else Cause.TRANSIT
@@ -162,7 +162,7 @@ class StepAdmission:
         tuning, spare = self._state.tuning, 0.0
         if self.machine.smallest_s < inf:
             usable_share = self.machine.usable_share(self.machine.smallest_s)
-            if not self.machine.demand.fits(tuning.roomy, usable_share, self._state.cost.params):
+            if not self.machine.demand.fits(tuning.roomy, usable_share, self._state.params):
                 return Cause.UTILISATION
             spare = tuning.spare_seats * self._state.seats
         if self.machine.seats <= spare:

@@ -39,11 +39,11 @@ def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float 
 def _least_s(machine: StepMachine, track: SlackTrack, reason: str) -> float:
     """Return a lower bound on the value."""
     state = machine.state
-    alone_s = deadlines.MIN_PACE_STEPS * state.cost.params.rows_s(1, len(track.tokens) + track.length)
+    alone_s = deadlines.MIN_PACE_STEPS * state.params.rows_s(1, len(track.tokens) + track.length)
     if reason == "tpot":
         return max(alone_s, state.price.pace_s)
     first_s = machine.now_s - track.request.arrival_s + machine.view.load_s(track.request)
-    first_s += machine.own_s(track, track.count_uncached(machine.view.uncached)) + state.cost.params.step_s
+    first_s += machine.own_s(track, track.count_uncached(machine.view.uncached)) + state.params.step_s
     if reason == "ttft":
         return first_s
     pace_s = max(alone_s, state.recent_step_s)

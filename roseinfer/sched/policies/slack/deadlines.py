@@ -18,7 +18,10 @@ MIN_TRUSTED_STEPS = 50  # observed steps after which the cost model may call an 
 
 
 class Rows(NamedTuple):
-    """Decoding requests with token deadlines, in the batch's order: known tokens, and seconds until the next is due."""
+    """Decoding requests with token deadlines, in the batch's order: known tokens, and seconds until the next is due.
+
+    With planned drafts, a step gives several tokens: the seconds are until the last of these is due.
+    """
 
     context: list[int]
     slacks: list[float]
@@ -29,6 +32,9 @@ def measure(state: SlackState, now_s: float, in_flight: bool) -> Rows:
     batch = state.batch
     context = batch.context()
     slacks = batch.slacks_in_flight(context, now_s) if in_flight else batch.slacks(context, now_s)
+    if state.plan.drafts:
+        further = [(track.tokens_per_step - 1) * track.pace_s for track in batch.tracks]
+        slacks = [slack + more_s for slack, more_s in zip(slacks, further, strict=True)]
     if slacks and min(slacks) < 0:
         lost = [track for track, slack in zip(batch.tracks, slacks, strict=True) if _is_lost(state, track, slack)]
         for track in lost:
@@ -49,7 +55,7 @@ def _is_lost(state: SlackState, track: SlackTrack, slack: float) -> bool:
 
 def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
     """Return how late it may be now and still be in time at its end, if steps are fast from now on."""
-    p, half = state.cost.params, 0.5 * len(state.batch)
+    p, half = state.params, 0.5 * len(state.batch)
     fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
     return state.left(track) * (track.tpot_s - fast_s / track.tokens_per_step)
 
@@ -91,7 +97,7 @@ def begin_to_decode(state: SlackState, now_s: float) -> None:
             set_aside(state, track, now_s)
             continue
         state.batch.add(track, first_s or now_s)
-        if track.tokens_per_step > 1:
+        if track.least_tokens > 1:
             state.strict[track.request.request_id] = track
         if not first_s:
             state.first_token_in_flight[track.request.request_id] = track
@@ -159,9 +165,9 @@ def unattainable(state: SlackState, track: SlackTrack) -> bool:
         return False
     alone_s = state.alone_s(track) / state.cost.slowed
     least_s = alone_s * (track.length - likely_error(state, track))
-    if track.tokens_per_step > 1:
+    if track.least_tokens > 1:
         alone_s = state.yields.step_s(track.request, state.cost.params)
-    return track.step_pace_s < alone_s or least_s > track.end_s - track.request.arrival_s
+    return track.tpot_s * track.least_tokens < alone_s or least_s > track.end_s - track.request.arrival_s
 
 
 def misses_alone(state: SlackState, track: SlackTrack) -> bool:

@@ -96,7 +96,7 @@ class StepMachine:
         Without decoding rows that limit it, a step is full of prompts.
         """
         beside = self.beside if self.smallest_s < inf else inf
-        return self.state.cost.params.prefill_s(len(track.tokens) - prompt, prompt, beside)
+        return self.state.params.prefill_s(len(track.tokens) - prompt, prompt, beside)
 
     def ahead_s(self, track: SlackTrack) -> float:
         """Return the time of the started prompts that are due no later than this one."""
@@ -107,23 +107,23 @@ class StepMachine:
         if seconds <= 0 or seconds == inf:
             return max(0.0, seconds)
         if self.smallest_s == inf:
-            p, full_s = self.state.cost.params, self.full_s
+            p, full_s = self.state.params, self.full_s
             leftover = self.state.unpromised
             leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
             return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
         usable_share = self.usable_share(self.smallest_s)
-        left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.cost.params)
+        left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.params)
         return max(left_s, MIN_PREFILL_SHARE * seconds)
 
     @property
     def full_s(self) -> float:
         """Time of the tokens of a step full of prompts."""
-        return self.state.cost.params.prefill_s(0, self.view.token_budget, inf)
+        return self.state.params.prefill_s(0, self.view.token_budget, inf)
 
     @cached_property
     def chunk_ends_s(self) -> float:
         """Delay of a first token in addition to its prompt's turn: the step in flight, and the end of its own step."""
-        p, idle = self.state.cost.params, not len(self.state.batch)  # if idle, no row reads experts for it
+        p, idle = self.state.params, not len(self.state.batch)  # if idle, no row reads experts for it
         return max(p.step_s + (p.experts_s(inf) if idle else 0.0), 2 * self.state.recent_step_s)
 
     def left_s(self, track: SlackTrack) -> float:
@@ -138,7 +138,7 @@ class StepMachine:
         state, track = self.state, candidate.track
         if len(state.ledger.waiting) > 1 or self.prompts or track.due_s == inf:
             return False
-        first_s = self.view.load_s(track.request) + candidate.own_s + state.cost.params.step_s
+        first_s = self.view.load_s(track.request) + candidate.own_s + state.params.step_s
         return MAX_STRETCH_RATIO * first_s < track.due_s - self.now_s and self.can_make_up_for(candidate.own_s)
 
     def can_make_up_for(self, seconds: float) -> bool:

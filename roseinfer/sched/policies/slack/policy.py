@@ -112,7 +112,8 @@ class SlackPolicy:
             track.length = state.lengths.total(request)
             deadlines.bound_whole(state, track)
             if state.cost.steps >= deadlines.MIN_TRUSTED_STEPS:
-                track.tokens_per_step = state.yields.counted_tokens(request, track.tpot_s, state.cost.params)
+                track.least_tokens = state.yields.counted_tokens(request, track.tpot_s, state.cost.params)
+            track.tokens_per_step = max(track.least_tokens, state.plan.tokens)
             if request.num_outputs:  # it comes from another engine
                 track.length = max(track.length, request.num_outputs + state.lengths.left(request, request.num_outputs))
                 if track.tpot_s < inf:
@@ -123,7 +124,7 @@ class SlackPolicy:
 
     def _appraise(self, track: SlackTrack) -> None:
         """Set the work of a waiting request, its price, and its place in the order."""
-        state, request, tuning, p = self.state, track.request, self.state.tuning, self.state.cost.params
+        state, request, tuning, p = self.state, track.request, self.state.tuning, self.state.params
         pace_s = min(track.step_pace_s, state.batch.smallest_s)
         constant_s, expert_s = state.cost_tangent(pace_s)
         prefill_s = p.prefill_s(0, len(track.tokens), state.beside)
@@ -156,7 +157,7 @@ class SlackPolicy:
 
     def _admitted(self, track: SlackTrack, now_s: float) -> None:
         """Record that a request started. Its first row is planned, and `to_fill_s` is the rest of its prompt."""
-        state, request, p = self.state, track.request, self.state.cost.params
+        state, request, p = self.state, track.request, self.state.params
         state.backlog.remove(track)
         state.preempted.pop(request.request_id, None)
         state.growth += track.length
@@ -208,6 +209,7 @@ class SlackPolicy:
             now_s = max(now_s, self._done_s + self._seconds)
         deadlines.begin_to_decode(self.state, now_s)
         deadlines.pace_outlived(self.state, now_s)
+        self.state.plan_drafts(now_s)
         rows = deadlines.measure(self.state, now_s, in_flight)
         if self.state.ledger.waiting:
             self._refresh(rows, now_s)
@@ -269,7 +271,7 @@ class SlackPolicy:
         margin = state.margins.of(batch.smallest_s) if len(batch) else Margins.START
         if not state.promised:
             return PolicyStats(0.0, cost.rho, margin, None, 0.0, 0, self._predicted_s)
-        p = cost.params
+        p = state.params
         busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s
         busy += (p.step_s + p.experts_s(batch.rows)) / batch.smallest_s
         busy += state.arriving(self._done_s)

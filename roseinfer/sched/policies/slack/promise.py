@@ -22,7 +22,7 @@ class Promises:
     def make(self, counts: Promise, block_size: int, uncached: Callable[[Request], int], ends_s: float) -> Promise:
         """Return `counts` completed with what the policy knows. `ends_s`: when the newest planned step ends."""
         state, at_s = self._state, counts.at_s
-        p, batch = state.cost.params, state.batch
+        p, batch = state.params, state.batch
         smallest_s, weights, fill, best_effort = batch.smallest_s, 0.0, 0, 0
         growth = self._to_decode(at_s)
         waiting = [0] * len(DUE_S)

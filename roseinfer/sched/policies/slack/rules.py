@@ -74,7 +74,7 @@ def _fits(
 ) -> bool:
     limit = 1.0 if candidate.price is None else machine.state.tuning.roomy
     usable_share = machine.usable_share(candidate.smallest_s)
-    return demand.fits(limit - reserve, usable_share, machine.state.cost.params, weight)
+    return demand.fits(limit - reserve, usable_share, machine.state.params, weight)
 
 
 def _reserve(machine: StepMachine, candidate: WaitingCandidate) -> float:

@@ -5,7 +5,9 @@ from math import exp, inf
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.policies.common.draft_plan import NO_DRAFTS, best_plan
 from roseinfer.sched.policies.common.ledger import RequestStages, TpotBatch, Track
 from roseinfer.sched.policies.common.tenants import TenantShares
 from roseinfer.sched.policies.slack.demand import Demand
@@ -20,7 +22,8 @@ _UNPRICED_CAUSES = (None, Cause.UTILISATION, *PRICED)
 
 class SlackState:
     """State between steps. `batch`: decoding requests with token deadlines. `unpromised`: other decoding requests, by
-    id: best effort or demoted. `strict`: requests of the batch that need several tokens per step. `preempted`:
+    id: best effort or demoted. `plan`: drafts that each row gets.
+    `strict`: requests of the batch that need several tokens per step. `preempted`:
     waiting requests with token deadlines. `promised`: number of live requests with objectives. `demoted`: number of
     `unpromised` with a TPOT objective. `growth`: tokens that running requests are expected to add. `recent_step_s`:
     smoothed time between tokens. `can_wait_weight`: share of the machine for running requests that could have waited.
@@ -39,6 +42,9 @@ class SlackState:
         self.margins = Margins()
         self.batch: TpotBatch[SlackTrack] = TpotBatch(self.margins.of)
         self.unpromised: dict[str, SlackTrack] = {}
+        self.plan = NO_DRAFTS
+        self._priced = (known.cost.params, NO_DRAFTS, known.cost.params)
+        self._plan_again_s = -inf
         self.strict: dict[str, SlackTrack] = {}
         self.preempted: dict[str, SlackTrack] = {}
         self.first_token_in_flight: dict[str, SlackTrack] = {}
@@ -55,13 +61,36 @@ class SlackState:
         self.stall_s = self.stalled = 0.0  # length of a stall, and share of the time
         self._arriving = self._arrived_s = 0.0
 
+    # --- drafts -------------------------------------------------------------------------------------------------
+    @property
+    def params(self) -> CostParams:
+        """Costs of steps with the planned drafts. Without a plan they are those of the cost model."""
+        if not self.plan.drafts:
+            return self.cost.params
+        base, plan, priced = self._priced
+        if base is not self.cost.params or plan is not self.plan:
+            priced = self.plan.priced(self.cost.params, len(self.batch), self.yields.by_head)
+            self._priced = (self.cost.params, self.plan, priced)
+        return priced
+
+    def plan_drafts(self, now_s: float) -> None:
+        """Choose the drafts of each row at intervals."""
+        if not self.yields.gains or now_s < self._plan_again_s or not len(self.batch):
+            return
+        self._plan_again_s = now_s + self.tuning.refresh_s
+        self.plan = best_plan(self.yields, self.cost.params, self.batch.tracks, self.plan)
+        for stage in (self.ledger.waiting, self.ledger.filling, self.ledger.decoding):
+            for track in stage.values():
+                track.tokens_per_step = max(track.least_tokens, self.plan.tokens)
+        self.batch.sum_paces()
+
     # --- costs --------------------------------------------------------------------------------------------------
     @property
     def beside(self) -> float:
         """Mean tokens of a step (decoding rows and started prompts), which set the cost of experts for more tokens. It
         is 0 for a model without experts.
         """
-        if self.cost.params.experts is None:
+        if self.params.experts is None:
             return 0.0
         filling = sum([track.request.remaining for track in self.ledger.filling.values()])
         return filling + len(self.unpromised) + self.batch.rows
@@ -69,15 +98,15 @@ class SlackState:
     def cost_tangent(self, pace_s: float) -> tuple[float, float]:
         """Return `CostParams.cost_tangent` at the mean context of the batch."""
         batch = self.batch
-        return self.cost.params.cost_tangent(pace_s, batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0)
+        return self.params.cost_tangent(pace_s, batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0)
 
     def token_s(self, context: int, length: float) -> float:
-        """Return the mean machine time of each of `length` output tokens after `context` others."""
-        return self.cost.params.row_s + self.cost.params.context_s * (context + length / 2)
+        """Return the mean machine time of a row in a step, over `length` output tokens after `context` others."""
+        return self.params.row_s + self.params.context_s * (context + length / 2)
 
     def decode_s(self, context: int, length: float) -> float:
         """Return the machine time of `length` output tokens after `context` others."""
-        return length * self.token_s(context, length)
+        return length * self.token_s(context, length) / self.plan.tokens
 
     def left(self, track: Track) -> float:
         """Return the tokens that a decoding request is expected to add."""
@@ -97,13 +126,13 @@ class SlackState:
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a prompt on an idle machine."""
-        return self.cost.params.step_s + self.cost.params.prefill_s(0, tokens)
+        return self.params.step_s + self.params.prefill_s(0, tokens)
 
     def to_fill_s(self, track: Track) -> float:
         """Return the machine time of the rest of a running request's prompt."""
         request = track.request
         beside = max(0.0, self.beside - request.remaining)
-        return self.cost.params.prefill_s(request.planned, request.remaining, beside)
+        return self.params.prefill_s(request.planned, request.remaining, beside)
 
     def alone_s(self, track: Track) -> float:
         """Return the time of a step with this request alone."""

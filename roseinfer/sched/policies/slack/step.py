@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
@@ -50,8 +51,9 @@ class SlackStep:
     def __init__(self, state: SlackState, view: View, now_s: float, measured: Rows) -> None:
         self.seconds = 0.0
         self.limit_s = inf
+        self._drafts_s = 0.0  # part of `seconds` that is for planned drafts
         self._state = state
-        self._params = state.cost.params
+        self._params = state.params
         self._view = view
         self._now_s = now_s
         self._measured = measured
@@ -71,6 +73,9 @@ class SlackStep:
         room_s = self._room(prompts, admission.machine)
         self._take_turns()
         chunks, starts = self._share(prompts, room_s)
+        if state.plan.drafts and self._tracks:
+            tokens = sum([len(track.tokens) for track in self._tracks])
+            self._drafts_s = self.seconds_of(tokens, self._params) - self.seconds_of(tokens, state.cost.params)
         rows, yielding = [track.request for track in self._tracks], set(admission.yields)
         rows += self._leftovers(yielding, len(rows) + sum(chunks.values()))
         if not rows and not chunks:  # at least one request has to compute
@@ -85,13 +90,36 @@ class SlackStep:
         return decision
 
     def draft_room(self) -> DraftRoom:
-        """Return what drafts may take: no token may be late for them, and no first token of a prompt that waits."""
+        """Return what drafts may take: no token may be late for them, and no first token of a prompt that waits.
+
+        Planned ones have their own time.
+        """
         room_s = self.limit_s - self.seconds
         for prompt, tokens in self._unfinished:
             if tokens < prompt.left and prompt.track.due_s < inf:
                 spare_s = prompt.track.due_s - self._now_s - self.seconds - self._left_s(prompt)
                 room_s = min(room_s, MAX_SPARE_SHARE * spare_s)
-        return DraftRoom(max(0.0, room_s), self._state.strict)
+        state = self._state
+        first = [*state.strict, *self._late()] if state.plan.drafts else state.strict
+        return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
+
+    def seconds_of(self, context: int, params: CostParams) -> float:
+        """Return the time of a step with its rows only."""
+        return params.rows_s(len(self._tracks), context)
+
+    def _late(self) -> list[str]:
+        """Return the requests whose next token is late: with more drafts than others they catch up."""
+        tracks = zip(self._state.batch.tracks, self._measured.slacks, strict=True)
+        return [t.request.request_id for t, slack_s in tracks if slack_s < (t.tokens_per_step - 1) * t.pace_s]
+
+    def _least_s(self) -> float:
+        """Return the smallest slack. With planned drafts a row that had bad luck may catch up in later steps."""
+        slacks = self._measured.slacks
+        if not self._state.plan.drafts:
+            return min(slacks)
+        paces_s = [track.tokens_per_step * track.pace_s for track in self._state.batch.tracks]
+        late = zip(paces_s, slacks, strict=True)
+        return min([s if s >= pace_s else pace_s - (pace_s - s) / CATCH_UP_STEPS for pace_s, s in late])
 
     def _urgency(self, prompt: StepPrompt) -> tuple[int, bool, float]:
         """Sort key: aged ones, then those with objectives by deadline (the certainly late ones last), then the rest."""
@@ -114,7 +142,7 @@ class SlackStep:
         if not self._tracks:
             return inf
         smallest_s = state.batch.smallest_s
-        least_s = min(self._measured.slacks)
+        least_s = self._least_s()
         paced_s = smallest_s * (1 - state.margins.of(smallest_s))
         spent_s = min(least_s, max(least_s - state.stall_s, paced_s))  # the reserve for the next stall is not spent
         self.limit_s = min(max(spent_s, self.seconds), MAX_STEP_PACES * smallest_s)

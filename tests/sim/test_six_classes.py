@@ -1,0 +1,42 @@
+"""Six classes with objectives on a simulated GPU: drafts make room for more requests, and never less."""
+
+import random
+from dataclasses import replace
+from statistics import fmean
+
+from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine
+from roseinfer.sched.cost.drafts import DraftCost
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.registry import scheduler_config
+from roseinfer.sim.simulator import simulate
+from roseinfer.sim.workload import Arrival
+
+# Qwen3-8B in bf16 on an H200; the costs of drafts are estimates.
+PLAIN = CostParams(step_s=4.57e-3, token_s=17.2e-6, pair_s=3.9e-9, row_s=13.5e-6, context_s=34e-9)
+COST = replace(PLAIN, drafts=DraftCost(0.3e-3, 0.1e-3, 8e-6, 17e-6, 2e-9))
+TTFT_TPOT_S = [(0.13, 0.008), (0.53, 0.008), (0.8, 0.008), (0.13, 0.013), (0.27, 0.013), (2.0, 0.013)]
+SECONDS = 7.0
+
+
+def good_share(rate: float, acceptance: float | None) -> float:
+    """Return the share of the requests that meet their objectives."""
+    rng, arrivals, at_s = random.Random(0), list[Arrival](), 0.0
+    while (at_s := at_s + rng.expovariate(rate)) < SECONDS:
+        slo = Slo(*rng.choice(TTFT_TPOT_S))
+        arrivals.append(Arrival(at_s, [5] * rng.randint(32, 1024), rng.randint(16, 512), slo))
+    shares = (acceptance,) * 4 if acceptance else ()
+    machine = Machine(COST, num_kv_blocks=20_000, prefix_caching=False, acceptance=shares)
+    config = scheduler_config(max_num_seqs=512, max_num_batched_tokens=2048)
+    estimates = Estimates(cost=CostModel(PLAIN))
+    return fmean(life.good for life in simulate(arrivals, config, machine, estimates=estimates).lifetimes)
+
+
+def test_likely_drafts_serve_more_requests() -> None:
+    assert good_share(50, 0.6) > good_share(50, None) + 0.05
+
+
+def test_unlikely_drafts_serve_hardly_fewer() -> None:
+    assert good_share(50, 0.4) > good_share(50, None) - 0.01
