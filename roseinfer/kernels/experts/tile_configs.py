@@ -56,7 +56,7 @@ TABLE: TuningTable[ExpertsConfig] = TuningTable(
 _MIN_SPREAD_ROWS, _MIN_SPREAD_WIDTH = 256, 1536
 
 
-# Configs for weights in MXFP4, by the most rows: as for 16 bits, with room for decoding. They were not measured.
+# Configs for weights in MXFP4, by the most rows: as for 16 bits, with room for decoding. They were not tuned.
 _NARROW, _HIGH = ProductConfig(64, 64, 4, 3), ProductConfig(64, 128, 4, 3)
 _OF_MXFP4 = (
     (10, ExpertsConfig(16, True, False, _HIGH, _HIGH)),
