@@ -199,7 +199,8 @@ class KvManager:
             before = upto
             for group in self.windows:
                 upto = group.longest(seq.chain, tokens, upto)
-            if self.states is not None:
+            # A search up to what another has found would be remembered in its place, and not notice longer snapshots.
+            if self.states is not None and (state is None or state.tokens != upto):
                 state = self.states.look_up(seq.chain, tokens, upto)
                 upto = state.tokens
         if upto != hit.tokens:

@@ -52,6 +52,16 @@ def test_prompts_that_share_a_beginning_find_it_after_the_first_divergence() -> 
     assert core.stats().prefix_hits == 2 * 288
 
 
+@pytest.mark.parametrize("policy", ["fifo", "qoserve", "slack"])
+def test_waiting_requests_find_snapshots_that_others_take(policy: str) -> None:
+    core, shared = core_of(max_num_seqs=1, scheduling_policy=policy), text(1, 300)
+    cached(core, shared + text(2, 100))
+    for name in "bcd":
+        add(core, name, shared + text(ord(name), 100), max_tokens=4, ignore_eos=True)
+    done = run_dry(core)
+    assert [done[f"{name}:0"].cached_tokens for name in "bcd"] == [0, 288, 288]
+
+
 def test_a_prompt_that_continues_a_known_one_has_a_snapshot_at_its_end_only() -> None:
     core, prompt = core_of(), text(1, 100)
     said = answer(core, "a", prompt, max_tokens=29).tokens
