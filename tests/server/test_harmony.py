@@ -324,6 +324,9 @@ def test_responses_have_an_item_for_each_message(model: Model) -> None:
     assert [item["content"][0]["text"] for item in answer["output"]] == ["One.", "Two."]
     assert "Reasoning: high" in PROMPTS[-1]
     assert model.said(says)[0]["content"] == "One.\n\nTwo."
+    answer = model.post("/v1/responses", {"input": model.question(THINKS + preamble("One.") + THINKS + final("Two."))})
+    items = [(item["type"], item["content"][0]["text"]) for item in answer["output"]]
+    assert items == [("reasoning", "Rain?"), ("message", "One."), ("reasoning", "Rain?"), ("message", "Two.")]
 
 
 def test_messages_have_a_block_for_each_message(model: Model) -> None:

@@ -87,7 +87,9 @@ class Blocks:
         elif isinstance(event, TextBreak):
             yield from self._close(True)
         elif isinstance(event, Reasoning):
-            yield from self._extend(Kind.REASONING, event.text)
+            # Harmony's parser separates reasonings by an empty line, even where they are blocks of their own.
+            text = event.text if self._in(Kind.REASONING) else event.text.lstrip("\n")
+            yield from self._extend(Kind.REASONING, text)
         else:
             yield from self._add_text(event.text)
 

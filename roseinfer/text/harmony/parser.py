@@ -58,8 +58,8 @@ class HarmonyParser:
         self._header_tokens = 0
         self._calls = 0
         self._arguments = _Arguments()
-        self._break: Event | None = None  # comes before the next text, which is another message of the same kind
-        self._last: MessagePart | None = None  # kind of the last message with content
+        self._break: Event | None = None  # comes before the next text, as an earlier message was of the same kind
+        self._said: set[MessagePart] = set()  # kinds of the messages with text
         self._events: list[Event] = []
         if opened:
             self._open()
@@ -122,7 +122,7 @@ class HarmonyParser:
         header = Header.read("".join(self._header))
         name = self._called(header)
         if name is not None:
-            self._part = self._last = MessagePart.CALL
+            self._part = MessagePart.CALL
             self._arguments = _Arguments()
             self._events.append(CallStart(self._calls, self._new_id(), name))
             self._calls += 1
@@ -130,7 +130,7 @@ class HarmonyParser:
         reasons = self._reasoning and header.channel == ANALYSIS
         self._part = MessagePart.REASONING if reasons else MessagePart.TEXT
         self.reasoning_tokens += self._header_tokens if reasons else 0
-        if self._last is self._part:
+        if self._part in self._said:
             self._break = Reasoning("\n\n") if reasons else TextBreak()
         else:
             self._break = None
@@ -163,7 +163,7 @@ class HarmonyParser:
         if self._break is not None:
             self._events.append(self._break)
             self._break = None
-        self._last = self._part
+        self._said.add(self._part)
         self._events.append(Reasoning(text) if self._part is MessagePart.REASONING else Text(text))
 
     def _say_arguments(self, text: str) -> None:

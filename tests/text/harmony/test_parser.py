@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from roseinfer.server.formats.chat_events import message
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.harmony.format import Harmony
 from roseinfer.text.output import Event, OutputParser, TextBreak
@@ -171,6 +172,20 @@ def test_two_messages_are_not_one() -> None:
     at = events.index(TextBreak())
     assert shown(events[:at]) == [["text", "One."]] and shown(events[at + 1 :]) == [["text", "Two."]]
     assert said(tokens(f"{THINKS}{NEXT}{THINKS}")) == [["reasoning", "Rain, I guess.\n\nRain, I guess."]]
+
+
+@pytest.mark.parametrize("between", [THINKS, f"{CALL}<|end|>"])
+def test_two_texts_with_another_message_between_are_not_one(between: str) -> None:
+    answer = f"<|channel|>commentary<|message|>One.<|end|>{NEXT}{between}{NEXT}<|channel|>final<|message|>Two."
+    reader = parser()
+    assert message(fed(reader, tokens(answer)) + reader.end())["content"] == "One.\n\nTwo."
+
+
+def test_two_reasonings_with_a_text_between_are_not_one() -> None:
+    answer = f"{THINKS}{NEXT}<|channel|>commentary<|message|>One.<|end|>{NEXT}{THINKS}"
+    reader = parser()
+    said = message(fed(reader, tokens(answer)) + reader.end())
+    assert said["reasoning"] == "Rain, I guess.\n\nRain, I guess."
 
 
 def test_tokens_of_the_reasoning_are_counted_with_header_and_end() -> None:
