@@ -368,7 +368,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             "speculative_config",
             "speculation",
             short=("-sc",),
-            note="a JSON object; methods ngram, suffix and eagle3; other fields are named when they are ignored",
+            note="a JSON object; methods ngram, suffix, mtp and eagle3; other fields are named when they are ignored",
         ),
         *_refused("spec_method spec_model spec_tokens", _ONE_JSON),
         *_ignored("per_request_spec_decode_metrics", "/v1/requests/{id} always has the drafts of a request"),

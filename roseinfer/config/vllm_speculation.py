@@ -7,7 +7,16 @@ from typing import Any
 from roseinfer.core.config.speculation import MAX_DRAFTS, MAX_MATCH_TOKENS
 from roseinfer.core.errors import ConfigError
 
-_METHODS = {"ngram": "ngram", "[ngram]": "ngram", "ngram_gpu": "ngram", "suffix": "suffix", "eagle3": "eagle3"}
+_METHODS = {
+    "ngram": "ngram",
+    "[ngram]": "ngram",
+    "ngram_gpu": "ngram",
+    "suffix": "suffix",
+    "mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
+    "qwen3_5_mtp": "mtp",
+    "eagle3": "eagle3",
+}
 # Fields of each method -> the value of ours that they set.
 _VALUES = {
     "ngram": {"prompt_lookup_min": "min", "prompt_lookup_max": "max"},
@@ -16,6 +25,7 @@ _VALUES = {
         "suffix_decoding_min_token_prob": "chance",
         "suffix_decoding_corpus_tokens": "corpus",
     },
+    "mtp": {},
     "eagle3": {},
 }
 _CACHED = "suffix_decoding_max_cached_requests"

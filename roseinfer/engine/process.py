@@ -15,7 +15,7 @@ from pathlib import Path
 from roseinfer.config.hub import tokenizer_folder
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import PRICED, EngineConfig
-from roseinfer.core.config.speculation import EagleValues
+from roseinfer.core.config.speculation import HeadValues
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import ConfigError, RoseinferError, UnsupportedModelError
 from roseinfer.core.garbage import IdleGarbageCollector
@@ -184,12 +184,12 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimate
     values = config.speculation.values
     if values is None:
         return None
-    able = runner.capabilities.ahead if isinstance(values, EagleValues) else runner.capabilities.drafts
+    able = runner.capabilities.ahead if isinstance(values, HeadValues) else runner.capabilities.drafts
     if facts.limits.max_drafts and able:
         others_learn = isinstance(options_of(config.scheduler), CostOptions) or facts.num_host_blocks > 0
         overlap, share = _overlaps(config, facts), config.cache.enable_prefix_caching
         pricing = MarginalPricing(estimates.cost, estimates.yields, learns=not others_learn, overlap=overlap)
-        estimates.yields.by_head = isinstance(values, EagleValues)
+        estimates.yields.by_head = isinstance(values, HeadValues)
         return make_drafting(values, pricing, vocab_size=facts.vocab_size, share_outputs=share)
     if config.speculation.chosen:
         why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"

@@ -104,6 +104,11 @@ class DecoderBlock:
         x = self._attention(step, self._before_attention, x, x)
         return self._feed_forward(self._before_mlp, x, x)
 
+    def write(self, x: torch.Tensor, step: StepContext) -> None:
+        """Write K and V of x [T, hidden] to the store, for later steps, in a layer with attention."""
+        assert isinstance(self._attention, SelfAttention) and self._before_attention is not None
+        self._attention.write(step, self._before_attention(x))
+
 
 class ScaledBlock(DecoderBlock):
     """Layer with norms after its parts, or with a multiplier of what they add to the residual stream."""
@@ -229,7 +234,8 @@ class SelfAttention:
 
     def write(self, step: StepContext, x: torch.Tensor) -> None:
         """Write K and V of x [T, inputs] to the store, for later steps. Nothing else is computed."""
-        step.attention.write(self._layer, normed(self._qkv, None, x), self._heads)
+        qkv = normed(self._qkv, None, x)
+        step.attention.write(self._layer, qkv[:, : self._heads.spec.qkv_width] if self._gated else qkv, self._heads)
 
 
 def held_heads(spec: AttentionSpec, group: RankGroup) -> AttentionSpec:

@@ -30,7 +30,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_encoder import build_encoder
-from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head
+from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head, without_left_out_head
 from roseinfer.runner.cache_size import (
     CacheNeeds,
     PoolDemand,
@@ -109,7 +109,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             steady_text=config.speculation.recorded,
         )
         _check_keys(spec, kv_dtype, target.kv_scales)
-        model: CausalLM = target if head_spec is None else with_head(config, head_spec, target)
+        model: CausalLM = target if head_spec is None else with_head(config, head_spec, target, folder)
     with phase(startup_s, "cache"):
         groups = _kv_groups(config, model)
         pools = _pools(config, model, kv_dtype, groups, pooling)
@@ -123,8 +123,9 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
+            noted = spec if head_spec is None else without_left_out_head(spec)
             hosted = config.cache.kv_offloading_size > 0
-            log_start_notes(spec, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
+            log_start_notes(noted, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
         limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, pooling))
         bytes_per_block = pools[0].item_bytes
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)

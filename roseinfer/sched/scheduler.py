@@ -100,8 +100,9 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.limits = limits
         self.roster = Roster(config.seats, kv, policy, offloading, drafting)
-        # A draft head needs the state of the token before the first one that it sees.
-        recomputed = 0 if drafting is None or drafting.head is None else 1
+        # A draft head needs the state of the token before the first one that it sees. Recurrent states cannot go back a
+        # token, so the head is without it there, which costs a guess at most.
+        recomputed = 0 if drafting is None or drafting.head is None or kv.states is not None else 1
         self.seating = Seating(config, kv, self.roster, recomputed)
         self._allocator = RowAllocator(kv, self.roster)
         self.waiting = self.roster.waiting

@@ -17,7 +17,7 @@ from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, work_of
 from roseinfer.sched.drafting.chances import DepthChances
-from roseinfer.sched.drafting.head import NAME
+from roseinfer.sched.drafting.head import EAGLE
 from roseinfer.sched.drafting.marginal import MarginalPricing
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.proposer import Proposal
@@ -70,7 +70,7 @@ class Loop:
         if pricing.begin(builder.step, self.requests, room):
             # Its estimates are those of a head that knows when it is right.
             offered = {
-                i: DraftCandidate(self.requests[i], Proposal(NAME, (7,) * self.made[i], (rights[i],) * self.made[i]))
+                i: DraftCandidate(self.requests[i], Proposal(EAGLE, (7,) * self.made[i], (rights[i],) * self.made[i]))
                 for i in numbers
                 if self.made[i] and pricing.considers(self.requests[i])
             }

@@ -73,8 +73,18 @@ class AutoValues(SuffixValues):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleValues(MethodValues):
-    """Guesses of a draft head. `path`: its folder. `aux`: meaning of its layer ids."""
+class HeadValues(MethodValues):
+    """Guesses of a draft head, which the runner makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpValues(HeadValues):
+    """Guesses of the multi-token prediction head in the model's own checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleValues(HeadValues):
+    """Guesses of an EAGLE-3 head. `path`: its folder. `aux`: meaning of its layer ids."""
 
     path: str
     aux: str = "auto"
@@ -111,11 +121,12 @@ _METHODS: dict[str, type[MethodValues]] = {
     "auto": AutoValues,
     "ngram": NgramValues,
     "suffix": SuffixValues,
+    "mtp": MtpValues,
     "eagle3": EagleValues,
     "record": RecordValues,
     "recorded": RecordedValues,
 }
-_SHOWN = "off, auto, ngram, suffix or eagle3:PATH"
+_SHOWN = "off, auto, ngram, suffix, mtp or eagle3:PATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +136,9 @@ class SpeculationConfig:
     speculation: str = option(
         DEFAULT_SPECULATION,
         "guess next tokens and verify several per step: ngram = from the request's own tokens, suffix = from finished "
-        "outputs too, auto = at present the same as suffix, eagle3 = by the draft head in folder PATH; values follow, "
-        "such as suffix,tokens=4",
-        metavar="off|auto|ngram|suffix|eagle3:PATH",
+        "outputs too, auto = at present the same as suffix, mtp = by the model's own draft head, eagle3 = by the draft "
+        "head in folder PATH; values follow, such as suffix,tokens=4",
+        metavar="off|auto|ngram|suffix|mtp|eagle3:PATH",
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Model with an EAGLE-3 head, which looks like one model whose last layer is the head's."""
+"""Model with a draft head, which looks like one model whose last layer is the head's."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_scales import KVScales
-from roseinfer.models.eagle.head import EagleHead, HeadTarget
+from roseinfer.attention.spec import AttentionSpec
+from roseinfer.models.eagle.head import HeadTarget
 from roseinfer.models.step import StepContext
 from roseinfer.quant.base import WeightSource
 from roseinfer.state.spec import StateSpec
@@ -23,6 +24,38 @@ class StatefulTarget(HeadTarget, Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+class HeadShape(Protocol):
+    """Sizes of a draft head. boundaries: as in `EagleSpec`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def boundaries(self) -> tuple[int, ...]: ...
+
+
+class DraftHead(Protocol):
+    """Layer that guesses next tokens from states of a model. Methods are as in `EagleHead`."""
+
+    target_ids: torch.Tensor
+
+    @property
+    def spec(self) -> HeadShape: ...
+
+    @property
+    def attention(self) -> AttentionSpec: ...
+
+    def fuse(self, streams: torch.Tensor) -> torch.Tensor: ...
+
+    def write(self, ids: torch.Tensor, states: torch.Tensor, step: StepContext) -> None: ...
+
+    def forward(self, ids: torch.Tensor, states: torch.Tensor, step: StepContext) -> torch.Tensor: ...
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def next_states(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
 class DraftingModel:
     """`CausalLM` that also keeps its head's KV layer as full as its own layers.
 
@@ -34,7 +67,7 @@ class DraftingModel:
     states: torch.Tensor
     last: torch.Tensor
 
-    def __init__(self, target: StatefulTarget, head: EagleHead) -> None:
+    def __init__(self, target: StatefulTarget, head: DraftHead) -> None:
         self.head = head
         self._target = target
         self.spec, self.dtype, self.device = target.spec, target.dtype, target.device

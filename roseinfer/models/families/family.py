@@ -74,7 +74,7 @@ class ModelFamily:
 
     prefixes: beginnings of all tensor names but the head's; the first that a checkpoint has counts. heads:
     names of the output head; the first that a checkpoint has counts. ignored: patterns of tensors that no layer needs,
-    such as towers for other inputs.
+    such as towers for other inputs. has_mtp: checkpoints may have a multi-token prediction head.
     """
 
     architectures: tuple[str, ...]
@@ -83,6 +83,7 @@ class ModelFamily:
     prefixes: tuple[str, ...] = ("model.", "")
     heads: tuple[str, ...] = ("lm_head",)
     ignored: tuple[str, ...] = ()
+    has_mtp: bool = False
 
 
 # Old checkpoints store the rotary frequencies, which follow from the config.

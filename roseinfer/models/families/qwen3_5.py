@@ -145,14 +145,19 @@ _QKVZ, _BA = "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
 _NEXT_NAMES = replace(_NAMES, delta=DeltaNames(qkv=_QKVZ, z=_QKVZ, b=_BA, a=_BA))
 _IGNORED = (r"mtp\..*",)
 FAMILIES = (
-    ModelFamily(architectures=("Qwen3_5ForCausalLM",), read=read_qwen3_5, names=_NAMES, ignored=_IGNORED),
-    ModelFamily(architectures=("Qwen3_5MoeForCausalLM",), read=read_qwen3_5_moe, names=_NAMES, ignored=_IGNORED),
-    ModelFamily(architectures=("Qwen3NextForCausalLM",), read=read_qwen3_next, names=_NEXT_NAMES, ignored=_IGNORED),
+    ModelFamily(architectures=("Qwen3_5ForCausalLM",), read=read_qwen3_5, names=_NAMES, ignored=_IGNORED, has_mtp=True),
+    ModelFamily(
+        architectures=("Qwen3_5MoeForCausalLM",), read=read_qwen3_5_moe, names=_NAMES, ignored=_IGNORED, has_mtp=True
+    ),
+    ModelFamily(
+        architectures=("Qwen3NextForCausalLM",), read=read_qwen3_next, names=_NEXT_NAMES, ignored=_IGNORED, has_mtp=True
+    ),
     ModelFamily(
         architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         read=read_with_vision,
         names=_NAMES,
         prefixes=("model.language_model.", "model."),
         ignored=(*_IGNORED, r"(model\.)?visual\..*"),
+        has_mtp=True,
     ),
 )

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roseinfer.core.config.speculation import (
-    EagleValues,
+    HeadValues,
     MethodValues,
+    MtpValues,
     NgramValues,
     RecordedValues,
     RecordValues,
     SuffixValues,
 )
 from roseinfer.sched.drafting.drafting import Drafting
-from roseinfer.sched.drafting.head import HeadProposer
+from roseinfer.sched.drafting.head import EAGLE, MTP, HeadProposer
 from roseinfer.sched.drafting.pricing import Pricing
 from roseinfer.sched.drafting.proposer import Proposer
 from roseinfer.sched.drafting.proposers.index_budget import IndexBudget
@@ -33,8 +34,8 @@ def make_drafting(
     if isinstance(values, SuffixValues) and not share_outputs:
         values = replace(values, corpus=0)
     budget = IndexBudget()
-    if isinstance(values, EagleValues):
-        head = HeadProposer(values.tokens)
+    if isinstance(values, HeadValues):
+        head = HeadProposer(values.tokens, MTP if isinstance(values, MtpValues) else EAGLE)
         proposers = (PredictionProposer(budget), head)
         return Drafting(proposers, pricing, values.tokens, head, index_budget=budget)
     return Drafting(tuple(_proposers(values, vocab_size, budget)), pricing, values.tokens, index_budget=budget)

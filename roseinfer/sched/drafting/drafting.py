@@ -10,7 +10,6 @@ from roseinfer.kv.group import Growth
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.drafting.constraints import Constraints
 from roseinfer.sched.drafting.counts import ProposerCounts
-from roseinfer.sched.drafting.head import NAME as HEAD
 from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
 from roseinfer.sched.drafting.proposer import FORCED, Proposal, Proposer
@@ -169,8 +168,8 @@ class Drafting:
         self._pricing.verified(candidate, drafted, accepted)
         runs = _runs_of(candidate.proposal, drafted)
         self._count(runs, kept)
-        if self.head is not None and HEAD in self.counts:
-            self.head.review(self.counts[HEAD])
+        if self.head is not None and self.head.name in self.counts:
+            self.head.review(self.counts[self.head.name])
         return runs
 
     def _count(self, runs: tuple[DraftRun, ...], kept: int) -> None:

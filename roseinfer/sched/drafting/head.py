@@ -11,7 +11,7 @@ from roseinfer.sched.drafting.proposer import Proposal
 
 log = logging.getLogger(__name__)
 
-NAME = "eagle3"
+EAGLE, MTP = NAMES = ("eagle3", "mtp")
 # After so many first drafts, a head of which fewer are right is reported. One that reads the model's states a layer too
 # early or too late has 10% right where it should have 45% (vllm-project/vllm#43671).
 MIN_REVIEWED_COUNT = 1000
@@ -26,9 +26,13 @@ class _Made(NamedTuple):
 
 
 class HeadProposer:
-    """`Proposer` of what the head has drafted in the last step. `max_drafts`: at most so many for a request."""
+    """`Proposer` of what the head has drafted in the last step. `max_drafts`: at most so many for a request.
 
-    def __init__(self, max_drafts: int) -> None:
+    `name`: one of `NAMES`.
+    """
+
+    def __init__(self, max_drafts: int, name: str = EAGLE) -> None:
+        self.name = name
         self._max_drafts = max_drafts
         self._made: dict[str, _Made] = {}
         self._reviewed = False
@@ -53,7 +57,7 @@ class HeadProposer:
         done = len(after)
         if token_ids[:done] != after or len(token_ids) == done:
             return None
-        return Proposal(NAME, token_ids[done : done + limit], chances[done : done + limit])
+        return Proposal(self.name, token_ids[done : done + limit], chances[done : done + limit])
 
     def review(self, counts: ProposerCounts) -> None:
         """Warn once if the head seems to be read wrongly. `counts`: of its drafts so far."""
@@ -62,11 +66,9 @@ class HeadProposer:
         self._reviewed = True
         share = counts.accepted[0] / counts.drafted[0]
         if share < MIN_RIGHT_SHARE:
-            log.warning(
-                "only %.0f%% of the draft head's first guesses are right; if it was trained for this model, its listed "
-                "layers may have the other meaning (aux=inputs or aux=outputs)",
-                100 * share,
-            )
+            hint = "; if it was trained for this model, its listed layers may have the other meaning (aux=inputs or "
+            hint = f"{hint}aux=outputs)" if self.name == EAGLE else ""
+            log.warning("only %.0f%% of the draft head's first guesses are right%s", 100 * share, hint)
 
     def ended(self, request: Request) -> None:
         self._made.pop(request.request_id, None)

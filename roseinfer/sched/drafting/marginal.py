@@ -17,7 +17,7 @@ from roseinfer.sched.cost.drafts import features
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, work_of
 from roseinfer.sched.drafting.chances import ChanceTable, DepthChances, RequestChances, chances, learn, share_at
-from roseinfer.sched.drafting.head import NAME as HEAD
+from roseinfer.sched.drafting.head import NAMES as HEADS
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.probes import Probes
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
@@ -176,7 +176,7 @@ class MarginalPricing:
         first = [c.request.request_id in self._room.first for c in candidates] if self._room.first else []
         guesses = [self._guesses(params, index, candidate) for index, candidate in enumerate(candidates)]
         seen = candidates[self._step % len(candidates)]
-        if seen.proposal.proposer == HEAD:
+        if seen.proposal.proposer in HEADS:
             self._depths.add(self._chances(seen))
         for index in [index for index, needs in enumerate(first) if needs]:
             basket.take_for_one(guesses[index], counts)
@@ -210,7 +210,7 @@ class MarginalPricing:
     def _guesses(self, params: CostParams, index: int, candidate: DraftCandidate) -> list[_Guess]:
         context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
         found = self._chances(candidate)
-        if candidate.proposal.proposer == HEAD:
+        if candidate.proposal.proposer in HEADS:
             self._depths_of(candidate.request).add(found)
         return [_Guess(index, chance, context_s) for chance in found if chance >= MIN_CHANCE_SHARE]
 
