@@ -30,7 +30,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_encoder import build_encoder
-from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head, without_left_out_head
+from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head, without_used_head
 from roseinfer.runner.cache_size import (
     CacheNeeds,
     PoolDemand,
@@ -123,7 +123,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
-            noted = spec if head_spec is None else without_left_out_head(spec)
+            noted = without_used_head(spec, head_spec)
             hosted = config.cache.kv_offloading_size > 0
             log_start_notes(noted, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
         limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, pooling))

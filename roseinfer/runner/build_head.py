@@ -62,6 +62,8 @@ def with_head(config: EngineConfig, spec: HeadSpec, target: StatefulTarget, mode
     return DraftingModel(target, load_eagle_head(folder, spec, target, load_format=load_format, seed=seed))
 
 
-def without_left_out_head(spec: ModelSpec) -> ModelSpec:
-    """Return a model's spec without the note that its own draft head is left out."""
+def without_used_head(spec: ModelSpec, head: HeadSpec | None) -> ModelSpec:
+    """Return a model's spec, whose own draft head is not left out if it is the `head` in use."""
+    if not isinstance(head, MtpSpec):
+        return spec
     return replace(spec, left_out=tuple(part for part in spec.left_out if part != MTP_HEAD))

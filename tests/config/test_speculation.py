@@ -9,6 +9,7 @@ from roseinfer.core.config.engine import EngineConfig, ModelConfig, ProfileConfi
 from roseinfer.core.config.speculation import (
     AutoValues,
     EagleValues,
+    MtpValues,
     NgramValues,
     RecordedValues,
     SpeculationConfig,
@@ -25,6 +26,7 @@ from roseinfer.core.errors import ConfigError
         ("auto,tokens=3", AutoValues(tokens=3)),
         ("ngram,min=3,max=5", NgramValues(min=3, max=5)),
         ("suffix,tokens=4,chance=0.25,factor=1.5,corpus=0", SuffixValues(tokens=4, chance=0.25, factor=1.5, corpus=0)),
+        ("mtp,tokens=3", MtpValues(tokens=3)),
         ("eagle3:/a=b/c:d,aux=inputs", EagleValues(path="/a=b/c:d", aux="inputs")),
         ("recorded:f.jsonl,wrong=0.2,seed=7", RecordedValues(path="f.jsonl", wrong=0.2, seed=7)),
     ],
@@ -36,10 +38,11 @@ def test_methods_and_their_values(text: str, values: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("medusa", "unknown method 'medusa' (expected off, auto, ngram, suffix or eagle3:PATH)"),
+        ("medusa", "unknown method 'medusa' (expected off, auto, ngram, suffix, mtp or eagle3:PATH)"),
         ("off,tokens=2", "unknown method 'off'"),
         ("ngram:path", "ngram has no path"),
         ("suffix:", "suffix has no path"),
+        ("mtp:path", "mtp has no path"),
         ("eagle3", "eagle3 needs a path"),
         ("recorded:", "recorded needs a path"),
         ("ngram,chance=0.1", "ngram has no value 'chance=0.1' (expected tokens, min, max)"),
@@ -101,6 +104,9 @@ def test_recorded_outputs_are_for_random_weights() -> None:
             ["max_cached_requests is ignored: ", "enable_adaptive_verification is ignored: "],
         ),
         ({"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}, "eagle3:a/b,tokens=3", []),
+        ({"method": "mtp", "num_speculative_tokens": 2}, "mtp,tokens=2", []),
+        ({"method": "qwen3_next_mtp"}, "mtp", []),
+        ({"method": "qwen3_5_mtp", "num_speculative_tokens": 1}, "mtp,tokens=1", []),
         ({"method": "ngram", "rejection_sample_method": "standard"}, "ngram", ["rejection_sample_method is ignored"]),
     ],
 )
@@ -118,7 +124,8 @@ def test_vllms_json(given: dict[str, Any], text: str, notes: list[str]) -> None:
     [
         ("x", "must be a JSON object"),
         ({"num_speculative_tokens": 3}, "method '' is not supported"),
-        ({"method": "mtp"}, "method 'mtp' is not supported (expected ngram, suffix, eagle3)"),
+        ({"method": "medusa"}, "method 'medusa' is not supported (expected ngram, suffix, mtp, eagle3)"),
+        ({"method": "mtp", "model": "a/b"}, "method 'mtp' has no model, got 'a/b'"),
         ({"method": "ngram", "model": "a/b"}, "method 'ngram' has no model, got 'a/b'"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens must be a positive integer"),
         ({"method": "ngram", "prompt_lookup_max": "5"}, "prompt_lookup_max must be a positive integer, got '5'"),

@@ -3,6 +3,8 @@
 The drafts that are verified are other ones, of which 7 in 10 are right: a random head is seldom right.
 """
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,16 @@ def test_models_of_other_families_have_no_head(tmp_path: Path) -> None:
     path = save_reference(make_reference("llama"), tmp_path)
     with pytest.raises(UnsupportedModelError, match="'mtp' is not supported by LlamaForCausalLM"):
         build(path, speculation="mtp")
+
+
+def test_the_start_names_a_head_only_if_it_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.get("text_config", config)["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+    found = []
+    for method in ("off", "mtp"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            build(folder, speculation=method)[0].close()
+        found.append("multi-token prediction head is left out" in caplog.text)
+    assert found == [True, False]

@@ -6,9 +6,13 @@ from pathlib import Path
 import roseinfer
 from roseinfer import LLM, SamplingParams
 from roseinfer.sched.drafting.drafting import Drafting
-from roseinfer.sched.drafting.head import HeadProposer
+from roseinfer.sched.drafting.head import MTP, HeadProposer
+from tests.equivalence.small_engines import start
+from tests.equivalence.test_eagle import texts_of
+from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.drafters import EveryDraft
 from tests.helpers.eagle_folders import EagleFolder
+from tests.helpers.mtp_reference import MtpReference
 
 CONFIG = json.loads((Path(roseinfer.__file__).parent / "assets" / "tiny" / "config.json").read_text())
 PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n"]
@@ -30,3 +34,18 @@ def test_drafts_of_two_ranks_change_nothing(tmp_path: Path) -> None:
         drafting = llm.engine.core.scheduler.drafting
         assert drafting is not None and drafting.counts["eagle3"].steps > 20
     assert found == expected
+
+
+def test_two_ranks_with_a_head_of_the_models_own(tmp_path: Path) -> None:
+    """The ranks share the model's output matrix, its states and their drafts."""
+    model = make_reference("qwen3.5")
+    MtpReference(model).add_to(save_reference(model, tmp_path))
+    core = start(tmp_path)
+    expected = texts_of(core)
+    core.close()
+    core = start(tmp_path, speculation="mtp,tokens=3", device="cpu", tensor_parallel_size=2)
+    proposer = HeadProposer(3, MTP)
+    core.scheduler.drafting = drafting = Drafting((proposer,), EveryDraft(), 3, proposer)
+    assert texts_of(core) == expected
+    assert drafting.counts[MTP].steps > 20
+    core.close()
