@@ -149,8 +149,9 @@ class BlockGroup:
         full = computed // self.block_size
         if computed >= prompt_len and not table.partial_registered:
             table.partial_registered = True
-            if prompt_len % self.block_size:
-                last = prompt_len // self.block_size
+            last = prompt_len // self.block_size
+            # A request that continues after outputs may have begun where its prompt has left the window.
+            if prompt_len % self.block_size and last >= table.gone:
                 self.index.insert(table.blocks[last], chain.entry(tokens[:prompt_len], last))
         for index in range(table.registered, full):
             self.index.insert(table.blocks[index], chain.entry(tokens, index))
