@@ -18,7 +18,10 @@ from tests.equivalence.small_engines import PROMPTS, build, start
 from tests.equivalence.test_eagle import MAX_DRAFTS, SAMPLING, RecordingHead, texts_of
 from tests.helpers.checkpoints import HYBRIDS, VOCAB, make_reference, save_reference
 from tests.helpers.drafters import EveryDraft, Oracle
+from tests.helpers.fp8_files import by_block, quantise
 from tests.helpers.mtp_reference import MtpReference
+from tests.quant.test_fp8_checkpoints import MAKERS
+from tests.quant.test_fp8_checkpoints import make as make_fp8
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "no prefixes": {"enable_prefix_caching": False},
@@ -100,3 +103,22 @@ def test_the_start_names_a_head_only_if_it_is_left_out(folder: Path, caplog: pyt
             build(folder, speculation=method)[0].close()
         found.append("multi-token prediction head is left out" in caplog.text)
     assert found == [True, False]
+
+
+def test_a_head_in_fp8_is_widened(tmp_path: Path) -> None:
+    """Drafts are those of the same weights without FP8, while the rest of the model is the same."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 128}
+    sizes |= {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    make_fp8(tmp_path, MAKERS[0], "qwen3.5", **sizes)
+    model = make_reference("qwen3.5", **sizes)
+    stored, seen = load_file(tmp_path / "model.safetensors"), []
+    narrow, wide = quantise(MtpReference(model).tensors(), "weight_scale_inv", by_block)
+    assert "mtp.layers.0.mlp.up_proj.weight_scale_inv" in narrow
+    for head in (narrow, wide):
+        save_file({**stored, **head}, tmp_path / "model.safetensors", {"format": "pt"})
+        core, recorder = start(tmp_path, speculation="mtp,tokens=3"), RecordingHead()
+        core.scheduler.drafting = Drafting((recorder,), EveryDraft(), MAX_DRAFTS, recorder)
+        texts_of(core)
+        core.close()
+        seen.append(recorder.seen)
+    assert seen[0] == seen[1] and len(seen[0]) > 60
