@@ -24,7 +24,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    effort: str | None = Field(None, description="'none' chat thinking off where the chat template can")
+    effort: str | None = Field(None, description="'none' disables reasoning where the chat template can")
 
 
 MAX_METADATA = 16
