@@ -38,7 +38,7 @@ _DEFAULT_STD = 0.02
 # routers spread tokens over all experts. Large embeddings and small attention outputs have the same effect here.
 _STD_WITH_EXPERTS = {"embed_tokens.weight": 1.0, "o_proj.weight": _DEFAULT_STD / 10}
 # What blocks of most families add to the residual stream, and a standard deviation that leaves it as it is in 16 bits.
-_BLOCK_OUTPUTS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
+_BLOCK_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "c_proj.weight")
 _MIN_STD = 1e-9
 _HEAD = "lm_head.weight"
 _TOKEN_MATRICES = ("embed_tokens.weight", _HEAD)

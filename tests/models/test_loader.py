@@ -114,7 +114,7 @@ def test_broken_index(llama: Path) -> None:
             load(llama)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3.5", "gpt2"])
 def test_a_steady_text_depends_on_the_last_token_only(tmp_path: Path, family: str) -> None:
     save_reference(make_reference(family), tmp_path)
     spec = read_model_spec(tmp_path)
