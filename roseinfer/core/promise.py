@@ -29,7 +29,8 @@ class Promise(NamedTuple):
 
     `running`, `waiting`, `best_effort`: numbers of requests; `best_effort` counts waiting requests without objectives.
     `growth_blocks`: blocks that all present requests, waiting ones included, are expected to take yet. `blocks`: size
-    of the KV cache, 0 = unknown. `draining`: the engine accepts no new requests.
+    of the KV cache, 0 = unknown. `free_blocks`: as many as if all of its pools were as full as the fullest.
+    `draining`: the engine accepts no new requests.
 
     `oldest_wait_s`: seconds since the arrival of the oldest request without a first token, whether it waits or its
     prompt is being computed; 0 = none. `prompt_share`: recent share of the time that prompts took, 0 to about 1, with

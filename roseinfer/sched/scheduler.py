@@ -489,7 +489,7 @@ class Scheduler:
             waiting=waiting,
             best_effort=waiting,
             free_seats=max(0, seats),
-            free_blocks=self.kv.num_free,
+            free_blocks=self.kv.num_blocks - self.kv.num_used,
             blocks=self.kv.num_blocks,
             oldest_wait_s=self._oldest_wait_s(now_s),
             prompt_share=self._prompt_share.at(now_s),

@@ -98,3 +98,14 @@ def test_a_request_alone_waits_until_the_step_in_flight_lets_its_window_move_on(
     add(core, "alone", list(range(4, 34)), max_tokens=4, ignore_eos=True)
     assert len(run_dry(core)["alone:0"].tokens) == 4
     assert core.stats().preemptions == 0
+
+
+def test_statistics_and_promises_report_the_fullest_pool() -> None:
+    """Else a router would send more requests to an engine whose windows are full."""
+    core = make_core(num_blocks=100, block_size=4, max_num_batched_tokens=16, windows=(WindowPool(8, 10),))
+    add(core, "one", list(range(4, 20)), max_tokens=4, ignore_eos=True)
+    core.step()
+    held = 10 - core.scheduler.kv.windows[0].pool.num_free
+    assert held > 1 and core.scheduler.kv.num_free > 90
+    assert core.stats().blocks_used == 10 * held
+    assert core.scheduler.promise(0.0).free_blocks == 100 - 10 * held
