@@ -53,6 +53,8 @@ TEXT_27B: dict[str, Any] = {
     "num_attention_heads": 24,
     "num_hidden_layers": 64,
     "num_key_value_heads": 4,
+    "output_gate_type": "swish",
+    "partial_rotary_factor": 0.25,
     "rms_norm_eps": 1e-06,
     "rope_parameters": {
         "mrope_interleaved": True,
@@ -66,6 +68,7 @@ TEXT_27B: dict[str, Any] = {
 QWEN3_5_27B: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
     "image_token_id": 248056,
+    "language_model_only": False,
     "model_type": "qwen3_5",
     "text_config": TEXT_27B,
     "tie_word_embeddings": False,
@@ -167,6 +170,10 @@ def test_defaults(left: str, tmp_path: Path) -> None:
         assert {layer.rope for layer in spec.layers} == {None, RopeSpec(theta=1e4, rotary_dim=64)}
 
 
+def test_a_config_may_say_that_only_the_language_model_counts(tmp_path: Path) -> None:
+    assert read(tmp_path, QWEN3_5_27B, language_model_only=True) == read(tmp_path, QWEN3_5_27B)
+
+
 def test_transformers_spelling_means_the_same(tmp_path: Path) -> None:
     expected = read(tmp_path, QWEN3_5_27B)
     transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
@@ -183,6 +190,8 @@ def test_transformers_spelling_means_the_same(tmp_path: Path) -> None:
         ("linear_num_value_heads", 40),
         ("linear_key_head_dim", 0),
         ("hidden_act", "tanh"),
+        ("hidden_act", "gelu"),
+        ("output_gate_type", "sigmoid"),
         ("use_flash_linear_attention_2", True),
         ("model_type", "qwen9_text"),
     ],

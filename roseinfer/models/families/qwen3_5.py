@@ -39,7 +39,14 @@ _MOE_DEFAULTS = {
     "num_key_value_heads": 2,
     "shared_expert_intermediate_size": 512,
 }
-_VISION = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+_VISION = (
+    "vision_config",
+    "image_token_id",
+    "language_model_only",
+    "video_token_id",
+    "vision_end_token_id",
+    "vision_start_token_id",
+)
 # Positions of a text are the same in all three sections, so that their order has no effect.
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
@@ -74,6 +81,8 @@ def read_hybrid(fields: ConfigFields, architecture: str, **options: Any) -> Mode
     """Return the spec of a model whose layers have gated DeltaNet or gated attention."""
     fields.only("attn_output_gate", True)
     fields.only("mamba_ssm_dtype", "float32", hint="states are kept in float32")
+    fields.only("hidden_act", "silu", "swish", hint="the convolution's activation is SiLU")
+    fields.only("output_gate_type", "silu", "swish", hint="the gate of linear attention is SiLU")
     attention = read_heads(fields)
     rope = read_rope(fields, attention.head_dim, partial=0.25, without_effect=_SECTIONS)
     bias = fields.flag("attention_bias", False)
