@@ -201,6 +201,13 @@ def test_what_would_change_the_result_is_refused(field: str, value: object, tmp_
         read(tmp_path, QWEN3_5_27B, text_config={**TEXT_27B, field: value})
 
 
+def test_weights_of_experts_are_always_divided_by_their_sum(tmp_path: Path) -> None:
+    stated = {**TEXT_35B, "norm_topk_prob": True}
+    assert read(tmp_path, QWEN3_5_35B, text_config=stated) == read(tmp_path, QWEN3_5_35B)
+    with pytest.raises(UnsupportedModelError, match="norm_topk_prob"):
+        read(tmp_path, QWEN3_5_35B, text_config={**stated, "norm_topk_prob": False})
+
+
 @pytest.mark.parametrize("config", [QWEN3_5_27B, QWEN3_5_35B, QWEN3_NEXT_80B], ids=["27b", "35b", "next"])
 def test_mutated_configs_are_read_or_refused(config: dict[str, Any], tmp_path: Path) -> None:
     rng, accepted = random.Random(3), 0

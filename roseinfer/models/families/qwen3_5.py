@@ -58,6 +58,7 @@ def read_qwen3_5(fields: ConfigFields, architecture: str, max_model_len: int | N
 
 def read_qwen3_5_moe(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     fields.assume(**_MOE_DEFAULTS)  # no layer has the `intermediate_size` of dense ones
+    fields.only("norm_topk_prob", True)
     return read_hybrid(fields, architecture, experts=_read_experts(fields, renormalise=True, dense_layers=()))
 
 
