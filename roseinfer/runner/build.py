@@ -47,7 +47,7 @@ from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.phases import phase
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
-from roseinfer.runner.start_notes import log_start_notes
+from roseinfer.runner.start_notes import log_start_notes, warn_of_unused_sizes
 
 # GPU memory of a process outside of PyTorch's allocator: its context, and the code of its kernels.
 CONTEXT_BYTES = 1 << 30
@@ -124,6 +124,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
             noted = without_used_head(spec, head_spec)
+            warn_of_unused_sizes(config.cache, groups, num_slots)
             hosted = config.cache.kv_offloading_size > 0
             log_start_notes(noted, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
         limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, pooling))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from roseinfer.attention.groups import KVGroups
+from roseinfer.core.config.engine import CacheConfig
 from roseinfer.models.documents import find_unrecorded_window
 from roseinfer.models.spec import VISION_TOWER, ModelSpec
 
@@ -31,6 +32,14 @@ def log_start_notes(
     warning = window_warning(model, max_model_len)
     if warning is not None:
         log.warning("%s", warning)
+
+
+def warn_of_unused_sizes(cache: CacheConfig, groups: KVGroups, num_slots: int) -> None:
+    """Log options of the cache that change nothing for this model. `num_slots`: of recurrent states."""
+    if cache.state_slots is not None and not num_slots:
+        log.warning("state_slots is ignored: the model has no recurrent states")
+    if cache.typical_context is not None and not groups.windows and not num_slots:
+        log.warning("typical_context is ignored: the model has neither KV groups for windows nor recurrent states")
 
 
 def start_notes(

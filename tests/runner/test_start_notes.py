@@ -6,8 +6,9 @@ import pytest
 
 from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.spec import AttentionSpec
+from roseinfer.core.config.engine import CacheConfig
 from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
-from roseinfer.runner.start_notes import log_start_notes, share_beyond_windows, start_notes
+from roseinfer.runner.start_notes import log_start_notes, share_beyond_windows, start_notes, warn_of_unused_sizes
 from tests.helpers.checkpoints import make_reference
 from tests.helpers.gguf_files import write_model
 
@@ -71,3 +72,16 @@ def test_a_window_that_a_gguf_file_does_not_record(
         log_start_notes(spec_of(WIDE), file, window + 1, groups, [9], 0, hosted=False)
     warning = f"{named} has a window of {window} tokens, which its GGUF file does not record"
     assert caplog.text.count(warning) == len(caplog.records) == (named is not None)
+
+
+@pytest.mark.parametrize(
+    ("windows", "num_slots", "ignored"),
+    [((), 0, ["state_slots", "typical_context"]), ((9,), 0, ["state_slots"]), ((), 4, [])],
+)
+def test_sizes_that_change_nothing_are_warned_of(
+    windows: tuple[int, ...], num_slots: int, ignored: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_unused_sizes(CacheConfig(), KVGroups((0, 0)), 0)
+    assert not caplog.records, "defaults are not ignored"
+    warn_of_unused_sizes(CacheConfig(state_slots=4, typical_context=100), KVGroups((0, 0), windows), num_slots)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ignored
