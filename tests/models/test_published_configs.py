@@ -425,6 +425,12 @@ def test_gpt_oss_is_understood(tmp_path: Path) -> None:
     assert rope.magnitude == pytest.approx(1.3466, abs=1e-4) and rope == spec.layers[1].rope
 
 
+def test_gpt_oss_computes_in_bfloat16_unless_its_config_says_otherwise(tmp_path: Path) -> None:
+    assert read_model_spec(write(tmp_path, GPT_OSS_20B)).dtype == "bfloat16"
+    for key in ("dtype", "torch_dtype"):
+        assert read_model_spec(write(tmp_path, {**GPT_OSS_20B, key: "float32"})).dtype == "float32"
+
+
 @pytest.mark.parametrize("changes", [{"swiglu_limit": 5.0}, {"swiglu_alpha": 1.0}, {"experts_per_token": 5}])
 def test_other_experts_of_gpt_oss_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=next(iter(changes))):
