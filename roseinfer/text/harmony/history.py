@@ -84,8 +84,11 @@ def _turn(message: dict[str, Any], results: Sequence[dict[str, Any]]) -> list[di
     for call in calls:
         head = {"role": "assistant", "content": ""} if found else message
         found.append({**head, "tool_calls": [call]})
-        own = [result for result in left if result.get("tool_call_id") == call.get("id")]
-        left = [result for result in left if result.get("tool_call_id") != call.get("id")]
+        if "id" in call:
+            own = [result for result in left if result.get("tool_call_id") == call["id"]]
+            left = [result for result in left if result.get("tool_call_id") != call["id"]]
+        else:  # results come in the order of the calls
+            own, left = left[:1], left[1:]
         found += own
     return found + left
 

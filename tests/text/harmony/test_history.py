@@ -57,6 +57,13 @@ def test_each_of_several_calls_has_its_result() -> None:
     assert text.count("Hm.") == 1
 
 
+def test_results_of_calls_without_ids_come_in_their_order() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in "fg"]
+    text = rendered(USER, called() | {"tool_calls": calls}, result("f"), result("g"))
+    for name in "fg":
+        assert f'functions.{name} to=assistant<|channel|>commentary<|message|>"of {name}"' in text
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_all_system_messages_are_written(role: str) -> None:
     system, more = {"role": "system", "content": "Be kind."}, {"role": role, "content": "Be brief."}
