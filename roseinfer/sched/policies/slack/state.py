@@ -22,13 +22,13 @@ _UNPRICED_CAUSES = (None, Cause.UTILISATION, *PRICED)
 
 class SlackState:
     """State between steps. `batch`: decoding requests with token deadlines. `unpromised`: other decoding requests, by
-    id: best effort or demoted. `plan`: drafts that each row gets.
-    `strict`: requests of the batch that need several tokens per step. `preempted`:
-    waiting requests with token deadlines. `promised`: number of live requests with objectives. `demoted`: number of
-    `unpromised` with a TPOT objective. `growth`: tokens that running requests are expected to add. `recent_step_s`:
-    smoothed time between tokens. `can_wait_weight`: share of the machine for running requests that could have waited.
-    `rest_again_s`: when the next request without objectives may start before others. `overdue_again_s`: when to look
-    for requests that wait too long. `cause_changes`: requests whose cause has changed since the last decision.
+    id: best effort or demoted. `plan`: drafts that each row gets. `strict`: requests of the batch that need several
+    tokens per step. `preempted`: waiting requests with token deadlines. `promised`: number of live requests with
+    objectives. `demoted`: number of `unpromised` with a TPOT objective. `growth`: tokens that running requests are
+    expected to add. `recent_step_s`: smoothed time between tokens. `can_wait_weight`: share of the machine for running
+    requests that could have waited. `rest_again_s`: when the next request without objectives may start before others.
+    `overdue_again_s`: when to look for requests that wait too long. `cause_changes`: requests whose cause has changed
+    since the last decision.
     """
 
     def __init__(self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning) -> None:
