@@ -165,7 +165,7 @@ class ModelCost:
             router_weights=router,
             experts=choice,
             windows=tuple(windows),
-            state_bytes=spec.state_bytes(_DTYPES[itemsize]),
+            state_bytes=spec.state_bytes(_DTYPES[itemsize]) if spec.deltas else 0,
             state_width=sum(delta.value_heads * delta.key_dim * delta.value_dim for delta in spec.deltas),
         )
 
