@@ -72,12 +72,7 @@ class BlockPool:
 
         Blocks for which `reuse_last(block)` is true are reused last, in that order.
         """
-        for block in blocks:
-            refs = self.refs[block] - 1
-            assert refs >= 0, f"block {block} released more often than it was taken"
-            self.refs[block] = refs
-            if refs != 0:
-                continue
+        for block in self._unreferenced(blocks):
             if not reuse_last(block):
                 self._insert_after(self.num_blocks, block)
                 continue
@@ -89,12 +84,17 @@ class BlockPool:
         """Drop one reference of each block; blocks without references become free, in the order given. They are reused
         after free blocks without content, and before those that `release` puts last.
         """
+        for block in self._unreferenced(blocks):
+            self._insert_after(self._prev[self._last], block)
+
+    def _unreferenced(self, blocks: Iterable[int]) -> Iterator[int]:
+        """Drop one reference of each block, and yield those that have none left."""
         for block in blocks:
             refs = self.refs[block] - 1
             assert refs >= 0, f"block {block} released more often than it was taken"
             self.refs[block] = refs
             if refs == 0:
-                self._insert_after(self._prev[self._last], block)
+                yield block
 
     def _insert_after(self, before: int, block: int) -> None:
         after = self._next[before]
