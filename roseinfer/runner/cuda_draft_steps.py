@@ -16,7 +16,7 @@ from roseinfer.models.step import StepContext
 from roseinfer.runner.cuda_graphs import GraphRecorder
 from roseinfer.runner.cuda_sampler import CudaTokenChooser
 from roseinfer.runner.device import upload
-from roseinfer.runner.draft_steps import MadeDrafts, sampling_rows
+from roseinfer.runner.draft_steps import MadeDrafts, drafting_rows
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import Feature, SeatTable
 
@@ -66,9 +66,7 @@ class CudaDraftSteps:
 
     def run(self, plan: StepPlan, columns: Columns, sampled: torch.Tensor) -> MadeDrafts | None:
         """Make the drafts that the plan asks for; see `HeadSteps.run`."""
-        if not (plan.num_drafts or plan.ahead):
-            return None
-        rows = sorted(sampling_rows(columns, plan.ahead), key=lambda row: -row.ahead)
+        rows = drafting_rows(plan, columns)
         if not rows:
             return None
         counts = [row.ahead for row in rows if row.ahead]

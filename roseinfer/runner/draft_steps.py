@@ -86,9 +86,7 @@ class DraftSteps:
 
     def run(self, plan: StepPlan, columns: Columns, sampled: torch.Tensor) -> MadeDrafts | None:
         """Make drafts as `HeadSteps.run` does."""
-        if not (plan.num_drafts or plan.ahead):
-            return None
-        rows = sorted(sampling_rows(columns, plan.ahead), key=lambda row: -row.ahead)
+        rows = drafting_rows(plan, columns)
         if not rows:
             return None
         layout = [[row.seat, row.first, row.sample, row.end] for row in rows]
@@ -173,7 +171,14 @@ class DraftSteps:
         return (scaled.gather(1, drafted[:, None]).squeeze(1) - scaled.logsumexp(-1)).exp()
 
 
-def sampling_rows(columns: Columns, ahead: tuple[int, ...]) -> Iterator[DraftingRow]:
+def drafting_rows(plan: StepPlan, columns: Columns) -> list[DraftingRow]:
+    """Return the rows that sample, those with the most drafts to make first; none in a plan without drafts."""
+    if not (plan.num_drafts or plan.ahead):
+        return []
+    return sorted(_sampling_rows(columns, plan.ahead), key=lambda row: -row.ahead)
+
+
+def _sampling_rows(columns: Columns, ahead: tuple[int, ...]) -> Iterator[DraftingRow]:
     """Yield the rows that sample, in the order of the columns. `ahead`: as in `StepPlan`."""
     tokens = samples = 0
     fields = (columns.order, columns.seat, columns.start, columns.count, columns.sample, columns.drafts)
