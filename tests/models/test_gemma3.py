@@ -1,9 +1,7 @@
 """Gemma 3: published configs in all spellings, fields that are refused by name, and rounding in bfloat16."""
 
 import json
-import random
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.models.spec import ModelSpec
 from tests.helpers.batches import HandRow, HandRunner, make_batch
 from tests.helpers.checkpoints import make_reference, save_reference
-from tests.models.test_hostile_files import assert_finite, mutated
+from tests.models.test_hostile_files import check_mutations
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LOCAL, WHOLE = RopeSpec(theta=1e4), RopeSpec(theta=1e6)
@@ -214,16 +212,8 @@ NEWER_ROPES = {FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, 
 
 @pytest.mark.parametrize("config", [GEMMA3_270M, {**GEMMA3_1B, "rope_parameters": NEWER_ROPES}, GEMMA3_4B])
 def test_mutated_configs_are_read_or_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    rng, accepted = random.Random(3), 0
     read(tmp_path, config)
-    for _ in range(150):
-        (tmp_path / "config.json").write_text(json.dumps(mutated(config, rng)))
-        try:
-            assert_finite(asdict(read_model_spec(tmp_path)))
-            accepted += 1
-        except UnsupportedModelError as error:
-            assert "config.json" in str(error) and "\n" not in str(error)
-    assert 0 < accepted < 150
+    check_mutations(config, tmp_path, read_model_spec, seed=3)
 
 
 @pytest.mark.parametrize("config", [GEMMA3_1B, GEMMA3_4B])

@@ -108,6 +108,19 @@ def assert_finite(value: Any) -> None:
         assert abs(value) < 2**63
 
 
+def check_mutations(config: dict[str, Any], folder: Path, read: Callable[[Path], Any], seed: int) -> None:
+    """Check that `read` takes or refuses each mutation of a config, in one line that names the file."""
+    rng, accepted = random.Random(seed), 0
+    for _ in range(150):
+        (folder / "config.json").write_text(json.dumps(mutated(config, rng)))
+        try:
+            assert_finite(asdict(read(folder)))
+            accepted += 1
+        except UnsupportedModelError as error:
+            assert "config.json" in str(error) and "\n" not in str(error)
+    assert 0 < accepted < 150
+
+
 def read_config(folder: Path) -> None:
     assert_finite(asdict(read_model_spec(folder)))
     assert_finite(asdict(read_generation_config(folder)))
