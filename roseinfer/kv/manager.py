@@ -307,10 +307,6 @@ class KvManager:
         child.chain.share(parent.chain, tokens // self.block_size)
 
     # --- room ---------------------------------------------------------------------------------------------------
-    def growth_cost(self, sequence_id: str, upto: int) -> int:
-        """Return the blocks that `grow` would take from the first pool."""
-        return self._first.growth_cost(self._sequences[sequence_id].table, upto)
-
     def has_room(self, sequence_id: str, upto: int, reserve: int = 0) -> bool:
         """True if the free blocks, less `reserve` in the first pool, hold all that the sequence takes until it has
         computed `upto` tokens. A window group needs less if that takes several steps.
