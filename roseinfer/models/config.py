@@ -73,4 +73,4 @@ def _architecture(data: dict[str, Any], where: str) -> tuple[str, ModelFamily]:
         if family is not None:
             return name, family
     known = ", ".join(architectures())
-    raise UnsupportedModelError(f"{where}: architectures = {shortened(names)} is not supported; known: {known}")
+    raise UnsupportedModelError(f"{where}: architectures = {shortened(names, 100)} is not supported; known: {known}")
