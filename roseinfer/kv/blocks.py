@@ -90,10 +90,9 @@ class BlockPool:
     def _unreferenced(self, blocks: Iterable[int]) -> Iterator[int]:
         """Drop one reference of each block, and yield those that have none left."""
         for block in blocks:
-            refs = self.refs[block] - 1
-            assert refs >= 0, f"block {block} released more often than it was taken"
-            self.refs[block] = refs
-            if refs == 0:
+            self.refs[block] -= 1
+            assert self.refs[block] >= 0, f"block {block} released more often than it was taken"
+            if self.refs[block] == 0:
                 yield block
 
     def _insert_after(self, before: int, block: int) -> None:

@@ -166,9 +166,7 @@ class BlockGroup:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _must_copy(self, table: BlockTable, upto: int) -> bool:
-        if not table.tail_borrowed:
-            return False
-        return upto > (len(table.blocks) - 1) * self.block_size + table.tail_tokens
+        return table.tail_borrowed and upto > self.capacity(table)
 
     def _reads_alone(self, table: BlockTable) -> bool:
         return self.pool.refs[table.blocks[-1]] == 1
