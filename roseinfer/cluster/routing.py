@@ -54,7 +54,7 @@ def prompt_block_keys(request: GenerateRequest, block_size: int) -> bytes:
     reported when it is sent.
     """
     try:
-        return b"".join(block_keys(request.prompt.ids, block_size, request.prompt.meta.cache_salt))
+        return b"".join(block_keys(request.prompt.ids, block_size, request.prompt.meta.prefix_scope))
     except (TypeError, ValueError, OverflowError):
         return b""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from roseinfer.core.adapters import AdapterLoad
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
@@ -39,7 +40,8 @@ class Admission:
 
     `token_ids`: all known tokens, prompt then outputs so far; the first `prompt_len` are the prompt. `blocks`: block
     table so far (prefix hits), which rows extend. `stop_ids`: token ids that end the request, so they must not be
-    sampled before `min_tokens`. `pooling`: set for a prompt-only request.
+    sampled before `min_tokens`. `pooling`: set for a prompt-only request. `adapter_slot`: slot of its LoRA adapter; -1:
+    the model itself.
     """
 
     request_id: str
@@ -51,6 +53,7 @@ class Admission:
     stop_ids: tuple[int, ...]
     blocks: tuple[int, ...]
     pooling: PoolingParams | None = None
+    adapter_slot: int = -1
 
 
 class Row(NamedTuple):
@@ -199,6 +202,9 @@ class StepPlan:
     rows. Stores read what earlier steps have written. Loads happen after this step's changes to blocks of `released`
     seats. Both are complete when the step is collected, not earlier. Until then the scheduler reuses neither side; only
     later plans may read a loaded block or load from a stored one. `check_host_copies` asserts further conditions.
+
+    `adapter_loads` copy LoRA adapters to slots that no seated request uses, under the same rules: complete once
+    the step is collected, and only requests of later plans use them.
     """
 
     step: int
@@ -214,6 +220,7 @@ class StepPlan:
     ahead: tuple[int, ...] = ()
     groups: tuple[GroupChanges, ...] = ()
     states: StateChanges | None = None
+    adapter_loads: tuple[AdapterLoad, ...] = ()
 
     def check_host_copies(self, num_blocks: int, num_host_blocks: int) -> None:
         """Assert that loads and stores can run concurrently with each other, the rows and the copies, in any order.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.pooling import PoolingParams
@@ -56,7 +57,8 @@ class RequestMeta:
     objectives; None or empty = best effort. `deadline_s`: when it ends with `TIMEOUT`, whatever its output; a limit,
     where an objective is a target. `tenant`: account that it belongs to. `priority`: lower runs sooner, under policies
     that use priorities. `predicted_len`: predicted output tokens. `hinted`: the client made that prediction, which may
-    be wrong or self-serving. `cache_salt`: only requests with the same salt share cached prefixes.
+    be wrong or self-serving. `cache_salt`: only requests with the same salt share cached prefixes; it contains no NUL.
+    `adapter`: LoRA adapter that computes it; None = the model itself.
     """
 
     arrival_s: float | None = None
@@ -67,6 +69,15 @@ class RequestMeta:
     predicted_len: int | None = None
     hinted: bool = False
     cache_salt: str = ""
+    adapter: Adapter | None = None
+
+    @property
+    def prefix_scope(self) -> str:
+        """Return the salt of its cached prefixes: only requests with the same one share them.
+
+        It names the adapter by its content. No salt contains NUL, so none equals a salt with an adapter.
+        """
+        return self.cache_salt if self.adapter is None else f"{self.cache_salt}\0{self.adapter.digest}"
 
 
 NO_META = RequestMeta()

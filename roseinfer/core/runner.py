@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from roseinfer.core.adapters import AdapterPool
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.pooling import PoolingInfo
 
@@ -66,6 +67,7 @@ class RunnerFacts:
     KV block in either memory; 0 = unknown. `pooling`: set if the runner serves prompt-only requests and no others.
     `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only. `windows`: the KV groups after the
     first, in the order of `StepPlan.groups`. `states`: the state group of a model that has recurrent states.
+    `adapters`: slots for LoRA adapters; None = plans use none.
     """
 
     model_type: str
@@ -89,6 +91,7 @@ class RunnerFacts:
     keeps_kv: bool = True
     windows: tuple[WindowPool, ...] = ()
     states: StatePool | None = None
+    adapters: AdapterPool | None = None
 
 
 class Runner(Protocol):

@@ -56,6 +56,7 @@ class Cause(StrEnum):
     LOAD = "load"  # K/V of its prefix, being loaded from host memory
     SEATS = "seats"  # a free seat (`max_num_seqs`)
     SLOTS = "slots"  # a free slot for its recurrent state
+    ADAPTER = "adapter"  # its LoRA adapter: a free slot, or its weights, being loaded
     STEP = "step"  # the end of the step that ran when it arrived: requests start between steps
     BUDGET = "prompt_budget"  # prompt tokens of a step
     TENANT = "tenant"  # its tenant has used more than its share

@@ -183,6 +183,8 @@ class EngineCore:
         if new.n < 1:
             raise InvalidRequestError("n must be positive", "n")
         params, guide = new.prompt.params, new.prompt.guide
+        if "\0" in new.prompt.meta.cache_salt:
+            raise InvalidRequestError("cache_salt contains NUL", "cache_salt")
         if params.bad_words or params.truncate_prompt_tokens is not None:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not resolved: call prepare() first")
         if new.prompt.pooling is not None or self._pooling is not None:

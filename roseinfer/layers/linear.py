@@ -87,6 +87,8 @@ class Linear:
         pieces = self._pieces(group, names, transposed, here)
         weights = source.build.weight_format if self._quantised else PlainFormat()
         self.matmul = weights.load(source, pieces, self._epilogue)
+        if source.build.adapting is not None and self._quantised:
+            self.matmul = source.build.adapting.adapt(self.matmul, pieces, self._epilogue)
 
     def _pieces(self, group: RankGroup, names: tuple[str, ...], transposed: bool, bias: bool) -> list[WeightPiece]:
         ins = Share(0, self._in.width, self._in.width)

@@ -207,14 +207,26 @@ class WeightFormat(Protocol):
         ...
 
 
+class LayerAdapting(Protocol):
+    """Extension of a model's linear layers while they are loaded."""
+
+    def adapt(self, matmul: Matmul, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
+        """Return a product of the loaded layer that also adds what the adapters of its rows change."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Settings that a model is built for: dtype of the computation, device, group of processes and weight format."""
+    """Settings that a model is built for: dtype of the computation, device, group of processes and weight format.
+
+    `adapting`: extends the products of linear layers; None without adapters.
+    """
 
     dtype: torch.dtype
     device: torch.device
     group: RankGroup
     weight_format: WeightFormat
+    adapting: LayerAdapting | None = None
 
 
 def read_new(source: WeightSource, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -78,7 +78,7 @@ class Roster:
         self.requests[request.request_id] = request
         if request.guided:
             self.guided.add(request.request_id)
-        self._kv.open(request.request_id, request.meta.cache_salt, request.keys)
+        self._kv.open(request.request_id, request.meta.prefix_scope, request.keys)
         if request.resumed:
             self.waiting.add_first(request)
         else:

@@ -15,6 +15,7 @@ _CAUSES = {
     "blocks": "no free space in the KV cache",
     "seats": "all seats are taken",
     "slots": "all slots for recurrent states are taken",
+    "adapter": "its LoRA adapter is not in a slot",
     "step": "the step that was running when it arrived",
     "prompt_budget": "the limit on prompt tokens per step",
     "tenant": "its tenant exceeds its share",

@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
 from roseinfer.core.config.speculation import MAX_STEP_DRAFTS, SpeculationConfig
@@ -269,6 +270,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     priced: PricedConfig = field(default_factory=PricedConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     engines: int = 1
     other_engines: int = 0
     shares_gpu: bool = False

@@ -36,5 +36,5 @@ class Proposer(Protocol):
         ...
 
     def ended(self, request: Request) -> None:
-        """Forget a request. Its tokens may help to guess those of others with the same `request.meta.cache_salt`."""
+        """Forget a request. Its tokens may help to guess those of others with the same `request.meta.prefix_scope`."""
         ...

@@ -27,6 +27,7 @@ _BECAUSE_OF = {
     Cause.LOAD: "the load of its prefix from host memory",
     Cause.SEATS: "the limit on running sequences (--max-num-seqs)",
     Cause.SLOTS: "a shortage of slots for recurrent states",
+    Cause.ADAPTER: "its LoRA adapter, which was not in a slot",
     Cause.STEP: "the step that was running",
     Cause.BUDGET: "the limit on prompt tokens per step (--max-num-batched-tokens)",
     Cause.TENANT: "its tenant's share of the machine",

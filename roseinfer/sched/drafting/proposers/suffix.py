@@ -40,7 +40,7 @@ class SuffixProposer:
         tokens = request.tokens
         suffix = last_tokens(tokens, after)
         places: list[tuple[Sequence[int], int]] = [(tokens, place) for place in self._own.places(request, suffix)]
-        places += self._corpus.find(request.meta.cache_salt, suffix)
+        places += self._corpus.find(request.meta.prefix_scope, suffix)
         matches = [(match_length(source, place, suffix), source, place) for source, place in places]
         if not matches:
             return None
@@ -90,7 +90,7 @@ class SuffixProposer:
         """Forget a request, and learn from its output and the last tokens before it."""
         self._own.ended(request)
         if request.num_outputs:
-            self._corpus.add(request.meta.cache_salt, request.tokens[max(0, request.prompt_len - MATCH_TOKENS) :])
+            self._corpus.add(request.meta.prefix_scope, request.tokens[max(0, request.prompt_len - MATCH_TOKENS) :])
 
 
 def _expected(guesses: _Guesses) -> float:

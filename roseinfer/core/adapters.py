@@ -1,0 +1,68 @@
+"""LoRA adapters: how requests name them, and how they reach the slots of a runner.
+
+An adapter adds scale * B @ A to some weights of a model (Hu et al., 2021). It is known by the digest of its content, so
+other weights under an old name are another adapter.
+"""
+
+from typing import NamedTuple, Protocol
+
+
+class Adapter(NamedTuple):
+    """Adapter that a request may use.
+
+    `digest`: SHA-256 of its config and tensors in hexadecimal. `path`: its folder. `rank`: the largest of its ranks.
+    `num_bytes`: its size in host memory, over all ranks of an engine.
+    """
+
+    name: str
+    digest: str
+    path: str
+    rank: int
+    num_bytes: int
+
+
+class AdapterLoad(NamedTuple):
+    """Copy an adapter from host memory to a slot of the runner."""
+
+    slot: int
+    digest: str
+
+
+class AdapterPool(NamedTuple):
+    """Slots of a runner for adapters. `slot_bytes`: size of a slot over all ranks. `load_bytes_per_s`: rate of copies
+    from host memory to slots, measured at the start.
+    """
+
+    num_slots: int
+    max_rank: int
+    slot_bytes: int
+    load_bytes_per_s: float
+
+
+class AdapterRead(NamedTuple):
+    """Result of reading a folder into host memory, which took `seconds`.
+
+    `error`: why it cannot be used; None if `adapter` is set.
+    """
+
+    name: str
+    path: str
+    seconds: float
+    adapter: Adapter | None = None
+    error: str | None = None
+
+
+class AdapterFiles(Protocol):
+    """Reader of adapters into host memory, where plans find them by digest. No call waits for a file."""
+
+    def read(self, name: str, path: str) -> None:
+        """Begin to read a folder, in the background."""
+        ...
+
+    def take_read(self) -> list[AdapterRead]:
+        """Return what was read since the last call."""
+        ...
+
+    def forget(self, digest: str) -> None:
+        """Free the host memory of an adapter. Plans in flight may still load it."""
+        ...

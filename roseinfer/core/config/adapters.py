@@ -1,0 +1,59 @@
+"""Options of LoRA adapters."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from roseinfer.core.config.option import check_positive, option
+from roseinfer.core.errors import ConfigError
+
+DEFAULT_SLOTS_COUNT = 8
+DEFAULT_MAX_RANK_COUNT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """Adapters of a model, and where they are kept. All options at their defaults = no adapters."""
+
+    lora: tuple[str, ...] = option(
+        (), "LoRA adapter, which requests name as their model; repeatable", metavar="NAME=PATH"
+    )
+    lora_dir: str | None = option(
+        None, "directory whose adapters may be loaded at run time; default: none may", metavar="DIR"
+    )
+    lora_slots: int | None = option(
+        None, f"adapters that run at once; default: {DEFAULT_SLOTS_COUNT} with --lora or --lora-dir, else none"
+    )
+    lora_max_rank: int | None = option(
+        None,
+        "largest rank of an adapter; default: that of the adapters given by --lora, or "
+        f"{DEFAULT_MAX_RANK_COUNT} with --lora-dir",
+    )
+    lora_host_size: float = option(4.0, "GiB of host memory per engine for adapters outside of slots", metavar="GIB")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "lora_slots", "lora_max_rank")
+        if not (isfinite(self.lora_host_size) and self.lora_host_size > 0):
+            raise ConfigError(f"lora_host_size must be positive, got {self.lora_host_size}")
+        _ = self.named
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.lora or self.lora_dir is not None or self.lora_slots)
+
+    @property
+    def slots(self) -> int:
+        """Return the number of slots; 0 if adapters are off."""
+        return (self.lora_slots or DEFAULT_SLOTS_COUNT) if self.enabled else 0
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Return the path of each adapter by its name. Raise `ConfigError` for an invalid or repeated name."""
+        found: dict[str, str] = {}
+        for given in self.lora:
+            name, equals, path = given.partition("=")
+            if not (equals and name and path):
+                raise ConfigError(f"lora: expected NAME=PATH, got {given!r}")
+            if name in found:
+                raise ConfigError(f"lora: the name {name!r} is given twice")
+            found[name] = path
+        return found
