@@ -94,6 +94,8 @@ def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
     for name, wanted, found in pairs:
         if wanted != found:
             return f"its {name} is {found}, but the other engines have {wanted}"
+    if (ours.facts.adapters is None) != (info.facts.adapters is None):
+        return f"it serves {'no ' if info.facts.adapters is None else ''}LoRA adapters, unlike the other engines"
     found_len, wanted_len = info.facts.max_model_len, ours.facts.max_model_len
     if found_len < wanted_len:
         return f"its max_model_len {found_len} is below that of the other engines ({wanted_len})"

@@ -6,17 +6,19 @@ on another one, with the same seed and age. With output, the other engine recomp
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster.adapters import FleetAdapters
 from roseinfer.cluster.dispatch import Dispatcher, NullRoutingObserver, RequestDispatcher, SingleDispatcher
 from roseinfer.cluster.displaced import SETTLE_S
 from roseinfer.cluster.endpoint import Connector, Endpoint
 from roseinfer.cluster.endpoints import Endpoints, incompatibility, unavailable_error
 from roseinfer.cluster.engine_rows import EngineRows
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
@@ -78,6 +80,7 @@ class RoutedEngine:
         self._requests = requests
         self._clock = requests.clock
         self.endpoints = Endpoints(self._clock)
+        self._adapters = FleetAdapters(self.endpoints)
         self._router = router
         self._processes = processes
         self._record = record
@@ -254,6 +257,7 @@ class RoutedEngine:
         if self.several and not self._has_info:
             self._dispatcher = self._dispatcher_for(endpoint.info)
         self._has_info = True
+        self._adapters.spread()
         if self._first_up is not None and not self._first_up.done():
             self._first_up.set_result(None)
         self._dispatcher.on_connected(endpoint, another)
@@ -312,6 +316,23 @@ class RoutedEngine:
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         self._dispatcher.started(live, cached_tokens)
+
+    def adapters_changed(self, engine: AsyncEngine) -> None:
+        self._adapters.spread()
+
+    # --- adapters -----------------------------------------------------------------------------------------------
+    def adapters(self) -> Mapping[str, Adapter]:
+        return self._adapters.names.adapters
+
+    async def put_adapter(self, name: str, path: str) -> Adapter:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        return await self._adapters.put(name, path)
+
+    async def drop_adapter(self, name: str) -> Adapter:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        return self._adapters.drop(name)
 
     # --- reports ------------------------------------------------------------------------------------------------
     @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import DraftTally, FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
@@ -77,7 +78,8 @@ class EngineInfo:
 
     `facts`: what building its runner found; their `startup_s` has the whole start as `engine`. `kv_cache`: format of K
     and V. `seed`: seeds the requests that name none. `prefix_caching`: prompts share cached prefixes. `ranks`:
-    processes that share the model. `calibrated`: costs of its cost file; None without.
+    processes that share the model. `calibrated`: costs of its cost file; None without. `adapters`: LoRA adapters given
+    at the start; `Engine.adapters` has the present ones.
     """
 
     model: str
@@ -90,6 +92,7 @@ class EngineInfo:
     prefix_caching: bool = True
     ranks: int = 1
     calibrated: StepCost | None = None
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +293,28 @@ class Engine(Protocol):
 
     def reports(self) -> list[EngineReport]:
         """Return a report for each engine, ordered by number."""
+        ...
+
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Return the LoRA adapters that requests may use, by name. The mapping changes in place."""
+        ...
+
+    async def put_adapter(self, name: str, path: str) -> Adapter:
+        """Load a LoRA adapter and give it a name, which it takes from any other content. Requests keep what they have.
+
+        `path`: a folder that `--lora` gave, or one below `--lora-dir` of the engine, to which it may be relative. With
+        several engines, all of them load it, and none of them changes unless all have found the same content.
+
+        Raise `InvalidRequestError` for an invalid name, a path that is not allowed, and a folder that cannot be used;
+        `EngineClosedError`, `EngineDeadError` or `EngineUnavailableError` if there is no engine to load it.
+        """
+        ...
+
+    async def drop_adapter(self, name: str) -> Adapter:
+        """Drop the name of an adapter and return what it stood for. Requests that use it are completed.
+
+        Raise `InvalidRequestError` for an unknown name, and `EngineClosedError`.
+        """
         ...
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:

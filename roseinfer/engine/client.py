@@ -1,9 +1,10 @@
 """Asynchronous client of one engine: it sends requests, delivers chunks and follows the engine's health."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import (
     EngineClosedError,
@@ -14,6 +15,8 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FirstToken, SchedulerStats, SequenceOutput
 from roseinfer.core.slo import Rejection
+from roseinfer.engine.adapter_client import AdapterClient
+from roseinfer.engine.adapter_names import check_adapter_name
 from roseinfer.engine.api import (
     EngineHealth,
     EngineInfo,
@@ -25,7 +28,18 @@ from roseinfer.engine.api import (
     StepRecord,
 )
 from roseinfer.engine.live import ChunkBuffer, ChunkStream, InflightLimit, LiveRequest, LiveRequests
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Invalid, Outputs, PriorOutput
+from roseinfer.engine.messages import (
+    Abort,
+    AdapterAnswer,
+    AdapterUpdate,
+    Add,
+    EngineMessage,
+    Failed,
+    Heartbeat,
+    Invalid,
+    Outputs,
+    PriorOutput,
+)
 from roseinfer.engine.output import OutputDelivery, SequenceText
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
@@ -127,6 +141,10 @@ class FailoverHandler(Protocol):
         """Handle the first token from this engine, which had `cached_tokens` prompt tokens in its cache."""
         ...
 
+    def adapters_changed(self, engine: "AsyncEngine") -> None:
+        """Handle a change of the engine's names of adapters."""
+        ...
+
 
 class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
     """Client of one engine, see `engine.api.Engine`. Made by `AsyncEngine.start`; belongs to that event loop.
@@ -142,6 +160,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         self._requests = requests
         self._failover = failover
         self._suspects: Collection[str] = ()
+        self.adapter_client = AdapterClient(transport)
 
     @classmethod
     async def start(
@@ -169,14 +188,17 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         return ChunkStream(buffer, self.submit(request, buffer))
 
     def submit(self, request: GenerateRequest, sink: Sink) -> LiveRequest:
-        if self._closed:
-            raise EngineClosedError("the engine is closed")
-        if self._death is not None:
-            raise EngineDeadError(self._death)
+        self._check_usable()
         live = self._requests.make(request, sink, self.info)
         self.send(live)
         self._requests.add(live)
         return live
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        if self._death is not None:
+            raise EngineDeadError(self._death)
 
     def send(self, live: LiveRequest) -> None:
         """Send a request to this engine. Raise `InvalidRequestError` if it cannot be sent."""
@@ -240,8 +262,33 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         """Number of requests that have not ended, including those of engines that share them."""
         return len(self._requests)
 
+    async def connect(self) -> None:
+        await super().connect()
+        self.adapter_client.start(self.info.adapters)
+
+    def adapters(self) -> Mapping[str, Adapter]:
+        return self.adapter_client.names.adapters
+
+    async def read_adapter(self, name: str, path: str) -> Adapter:
+        """Let the engine load an adapter that is to get a name. Raise the errors of `put_adapter`."""
+        self._check_usable()
+        return await self.adapter_client.read(name, path)
+
+    async def put_adapter(self, name: str, path: str) -> Adapter:
+        check_adapter_name(name)
+        adapter = await self.read_adapter(name, path)
+        self.adapter_client.set(name, adapter)
+        return adapter
+
+    async def drop_adapter(self, name: str) -> Adapter:
+        self._check_usable()
+        adapter = self.adapter_client.names.find(name)
+        self.adapter_client.set(name, None)
+        return adapter
+
     async def close(self) -> None:
         if not self._closed:
+            self.adapter_client.fail(EngineClosedError("the engine was closed"))
             for live in self._release():
                 live.fail(EngineClosedError("the engine was closed"))
         await super().close()
@@ -251,8 +298,19 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         super()._handle(message)
         if isinstance(message, Outputs):
             self._deliver(message.outputs, message.now_s, self._clock.now() - message.now_s)
-        elif isinstance(message, Invalid):
+        elif not isinstance(message, Heartbeat):
+            self._handle_rare(message)
+
+    def _handle_rare(self, message: EngineMessage) -> None:
+        """Handle a message other than those of most requests."""
+        if isinstance(message, Invalid):
             self._fail_invalid(message)
+        elif isinstance(message, AdapterAnswer):
+            self.adapter_client.take_answer(message)
+        elif isinstance(message, AdapterUpdate):
+            self.adapter_client.names.merge(message.entries)
+            if self._failover is not None:
+                self._failover.adapters_changed(self)
 
     def _failed(self, message: Failed) -> None:
         self._suspects = {sequence.rpartition(":")[0] for sequence in message.suspects}
@@ -307,6 +365,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         if self._death is not None or self._closed:
             return
         super()._on_death(reason)
+        self.adapter_client.fail(EngineDeadError(reason))
         lost = self._release()
         if self._failover is not None:
             self._failover.lost(self, lost, reason, self._suspects)

@@ -12,10 +12,11 @@ from roseinfer.core.outputs import FinishReason, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.promise import Promise
-from roseinfer.core.request import Request, sequence_id
+from roseinfer.core.request import Request, RequestMeta, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import Seeds, SequenceParams, wrap_int64
 from roseinfer.core.slo import Cause
+from roseinfer.engine.adapters import NO_ADAPTERS, AdapterRegistry
 from roseinfer.engine.guided import compiling
 from roseinfer.engine.guided.compiling import CompilingRequest
 from roseinfer.engine.guided.guide import GuideFactory, PendingGuide
@@ -54,9 +55,10 @@ def _sent_s(new: Add, now_s: float) -> float:
 
 
 class Core(Protocol):
-    """Interface of `EngineCore` and its wrappers."""
+    """Interface of `EngineCore` and its wrappers. `adapters`: LoRA adapters; None = the engine serves none."""
 
     scheduler: Scheduler
+    adapters: AdapterRegistry | None
 
     def add(self, new: Add) -> None: ...
 
@@ -120,7 +122,7 @@ class EngineCore:
     `eos_ids` end every request that does not ignore them. `seed`: seeds requests without one; the n-th such request
     always draws the same. `guides`: constrain outputs; without them, requests with constraints are invalid. `observer`
     sees the phases `plan` and `commit`. `step_end`: flushed by each `settle`, closed with the core. `pooling`: set if
-    all requests are prompt-only.
+    all requests are prompt-only. `adapters`: LoRA adapters; without them, requests that name one are invalid.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class EngineCore:
         observer: StepObserver | None = None,
         step_end: StepEnd | None = None,
         pooling: PoolingInfo | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
@@ -152,6 +155,7 @@ class EngineCore:
         self.depth = depth
         self.eos_ids = frozenset(eos_ids)
         self.vocab_size = vocab_size
+        self.adapters = adapters
         self._span = unobserved if observer is None else observer.span
         self._step_end = step_end
         self._pooling = pooling
@@ -183,8 +187,8 @@ class EngineCore:
         if new.n < 1:
             raise InvalidRequestError("n must be positive", "n")
         params, guide = new.prompt.params, new.prompt.guide
-        if "\0" in new.prompt.meta.cache_salt:
-            raise InvalidRequestError("cache_salt contains NUL", "cache_salt")
+        if new.prompt.meta.prefix_scope:
+            self._check_scope(new.prompt.meta)
         if params.bad_words or params.truncate_prompt_tokens is not None:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not resolved: call prepare() first")
         if new.prompt.pooling is not None or self._pooling is not None:
@@ -201,6 +205,12 @@ class EngineCore:
             self._queue(requests, pending)
         else:
             self._await_grammars(CompilingRequest(new, requests, pending, self.clock.now()))
+
+    def _check_scope(self, meta: RequestMeta) -> None:
+        if "\0" in meta.cache_salt:
+            raise InvalidRequestError("cache_salt contains NUL", "cache_salt")
+        if meta.adapter is not None and self.adapters is None:
+            raise InvalidRequestError(NO_ADAPTERS, "model")
 
     def _queue(self, requests: list[Request], pending: PendingGuide | None) -> None:
         """Add sequences to the scheduler, all or none."""
@@ -301,7 +311,8 @@ class EngineCore:
     @property
     def busy(self) -> bool:
         """True if `step` has something to do."""
-        return bool(self._in_flight or self._ended or self._compiling or self.scheduler.has_work)
+        reading = self.adapters is not None and self.adapters.pending
+        return bool(self._in_flight or self._ended or self._compiling or self.scheduler.has_work or reading)
 
     @property
     def idle_turn(self) -> bool:
@@ -325,8 +336,8 @@ class EngineCore:
         """
         outputs, self._ended = self._ended, []
         self.guided.mask_s = 0.0
-        if self._compiling:
-            outputs += self._release_compiled()
+        if self._compiling or self.adapters is not None:
+            outputs += self._take_ready()
         while self._in_flight and (self._in_flight[-1].plan.num_drafts or self.scheduler.wants_known_tokens):
             outputs += self._commit_oldest()
         with self._span("plan"):
@@ -387,6 +398,12 @@ class EngineCore:
                 self.guided.trim(oldest.plan, result)
             outputs = self.scheduler.commit(oldest.plan, result, self.clock.now())
         return self._with_guide_ends(outputs)
+
+    def _take_ready(self) -> list[SequenceOutput]:
+        """Take what was done in the background: adapters that were read, and grammars that were compiled."""
+        if self.adapters is not None:
+            self.adapters.take_read()
+        return self._release_compiled() if self._compiling else []
 
     # --- guides -------------------------------------------------------------------------------------------------
     def _release_compiled(self) -> list[SequenceOutput]:

@@ -4,12 +4,13 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from roseinfer.config.hub import load_tokenizer, model_folder
+from roseinfer.core.adapters import Adapter, AdapterRead
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import (
@@ -22,6 +23,7 @@ from roseinfer.core.errors import (
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, SequenceOutput
 from roseinfer.core.request import sequence_id
+from roseinfer.engine.adapters import NO_ADAPTERS
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
 from roseinfer.engine.live import prepare
@@ -69,6 +71,33 @@ class LocalEngine:
         finally:
             self._abort(batch)
 
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Return the LoRA adapters by name. The mapping changes in place."""
+        return {} if self.core.adapters is None else self.core.adapters.names.adapters
+
+    def put_adapter(self, name: str, path: str) -> Adapter:
+        """Load a LoRA adapter and give it a name. Raise `InvalidRequestError`, see `engine.api.Engine.put_adapter`."""
+        self._check_free()
+        if self.core.adapters is None:
+            raise InvalidRequestError(NO_ADAPTERS)
+        reads: list[AdapterRead] = []
+        self.core.adapters.read_for(name, path, reads.append)
+        while not reads:
+            self._turn()
+        adapter = reads[0].adapter
+        if adapter is None:
+            raise InvalidRequestError(reads[0].error or "unknown error", "path", "adapter_not_loaded")
+        self.core.adapters.names.set(name, adapter)
+        return adapter
+
+    def drop_adapter(self, name: str) -> Adapter:
+        """Drop the name of an adapter. Raise `InvalidRequestError` for an unknown name."""
+        if self.core.adapters is None:
+            raise InvalidRequestError(NO_ADAPTERS)
+        adapter = self.core.adapters.names.find(name)
+        self.core.adapters.names.set(name, None)
+        return adapter
+
     def close(self) -> None:
         self._closed = True
         self._close_core()
@@ -91,8 +120,8 @@ class LocalEngine:
         if self._closed:
             raise EngineClosedError("the engine is closed")
 
-    def _add(self, requests: Sequence[GenerateRequest]) -> "_Batch":
-        """Queue all requests, or none if one is invalid."""
+    def _check_free(self) -> None:
+        """Raise an error if the engine cannot begin a call."""
         self._check_usable()
         if self._broken:
             raise EngineDeadError(
@@ -100,6 +129,10 @@ class LocalEngine:
             )
         if self.core.busy:
             raise InvalidRequestError("another call of this LLM is not finished; exhaust or close its stream first")
+
+    def _add(self, requests: Sequence[GenerateRequest]) -> "_Batch":
+        """Queue all requests, or none if one is invalid."""
+        self._check_free()
         if self._max_inflight is not None and len(requests) > self._max_inflight:
             raise TooManyInflightError(
                 f"{len(requests)} prompts at once exceed max_inflight_requests {self._max_inflight}"

@@ -5,17 +5,21 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from roseinfer.core.adapters import AdapterRead
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.outputs import SchedulerStats, SequenceOutput
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
+from roseinfer.engine.adapters import NO_ADAPTERS
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
+    AdapterAnswer,
+    AdapterUpdate,
     Add,
     ClientMessage,
     Disconnected,
@@ -25,6 +29,7 @@ from roseinfer.engine.messages import (
     Heartbeat,
     Invalid,
     Outputs,
+    ReadAdapter,
     Received,
     Shutdown,
     UndrainEngine,
@@ -52,6 +57,10 @@ class Outbox(Protocol):
 
     def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
         """Send to all connected clients except `exclude`."""
+        ...
+
+    def greet(self, message: EngineMessage) -> None:
+        """Send to all clients, also to those that connect before the next message of this type."""
         ...
 
 
@@ -213,10 +222,19 @@ class EngineLoop:
             self._add(client, message)
         elif isinstance(message, Abort):
             self._core.abort(message.sequence_ids)
-        elif isinstance(message, Invalid):
+        else:
+            self._handle_rare(client, message)
+
+    def _handle_rare(self, client: int, message: ClientMessage | Invalid | Disconnected) -> None:
+        """Handle a message other than those of most requests."""
+        if isinstance(message, Invalid):
             self._outbox.send(client, message)
         elif isinstance(message, Disconnected):
             self._disconnect(client)
+        elif isinstance(message, ReadAdapter):
+            self._read_adapter(client, message)
+        elif isinstance(message, AdapterUpdate):
+            self._update_adapters(message)
         elif client == OWNER:
             self._handle_owner(message)
 
@@ -227,6 +245,20 @@ class EngineLoop:
         elif isinstance(message, DrainEngine | UndrainEngine):
             self._draining = isinstance(message, DrainEngine)
             self._promise(self._clock.now())
+
+    def _read_adapter(self, client: int, message: ReadAdapter) -> None:
+        def answer(read: AdapterRead) -> None:
+            self._outbox.send(client, AdapterAnswer(message.number, read.adapter, read.error))
+
+        if self._core.adapters is None:
+            self._outbox.send(client, AdapterAnswer(message.number, error=NO_ADAPTERS))
+        else:
+            self._core.adapters.read_for(message.name, message.path, answer)
+
+    def _update_adapters(self, message: AdapterUpdate) -> None:
+        adapters = self._core.adapters
+        if adapters is not None and adapters.names.merge(message.entries):
+            self._outbox.greet(AdapterUpdate(adapters.names.entries))
 
     def _add(self, client: int, message: Add) -> None:
         self._seen_clients.add(client)

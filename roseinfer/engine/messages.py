@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.outputs import SchedulerStats, SequenceOutput
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt
+from roseinfer.engine.adapter_names import AdapterEntry
 from roseinfer.engine.api import EngineInfo, StepRecord
 
 
@@ -47,6 +49,23 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
     sequence_ids: list[str]
+
+
+class ReadAdapter(msgspec.Struct, tag="read_adapter", array_like=True, gc=False):
+    """Read a LoRA adapter, which is to get a name. `number`: the client's choice, repeated in the `AdapterAnswer`."""
+
+    number: int
+    name: str
+    path: str
+
+
+class AdapterUpdate(msgspec.Struct, tag="adapters", array_like=True, gc=False):
+    """Names of LoRA adapters that the sender knows. Newer entries replace those of the receiver.
+
+    An engine sends all of its names to every client after each change.
+    """
+
+    entries: dict[str, AdapterEntry]
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, gc=False):
@@ -90,6 +109,14 @@ class Invalid(msgspec.Struct, tag="invalid", array_like=True, gc=False):
     code: str | None
 
 
+class AdapterAnswer(msgspec.Struct, tag="adapter_answer", array_like=True, gc=False):
+    """Answer to `ReadAdapter`. `error`: why the adapter cannot be used; None if `adapter` is set."""
+
+    number: int
+    adapter: Adapter | None = None
+    error: str | None = None
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, gc=False):
     """Sign that the loop runs. `steps`: see `Outputs`."""
 
@@ -124,7 +151,9 @@ class Disconnected:
 # The client that started the engine and may shut it down; others are numbered from 1 as they connect.
 OWNER = 0
 
-ClientMessage = Add | Abort | DrainEngine | UndrainEngine | Shutdown
-EngineMessage = Ready | StartFailed | Outputs | Invalid | Heartbeat | Failed | PromiseUpdate
+ClientMessage = Add | Abort | ReadAdapter | AdapterUpdate | DrainEngine | UndrainEngine | Shutdown
+EngineMessage = (
+    Ready | StartFailed | Outputs | Invalid | Heartbeat | Failed | PromiseUpdate | AdapterAnswer | AdapterUpdate
+)
 # (client, message). An unreadable request is received as the answer to it.
 Received = tuple[int, ClientMessage | Invalid | Disconnected]

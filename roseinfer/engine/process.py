@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roseinfer.config.hub import tokenizer_folder
+from roseinfer.core.adapters import AdapterFiles
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import PRICED, EngineConfig
 from roseinfer.core.config.speculation import HeadValues
@@ -24,6 +26,7 @@ from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
+from roseinfer.engine.adapters import registry_at_start
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
@@ -50,6 +53,9 @@ from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import entry_of, make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # it imports PyTorch
+    from roseinfer.runner.build import BuiltRunner
 
 log = logging.getLogger("roseinfer.engine")
 
@@ -97,14 +103,16 @@ def _build(
     started_s = time.monotonic()
     record = config.profile.record
     recorder = None if record is None else Recorder(record)
+    files: AdapterFiles | None = None
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
         if observer is not None:
             runner = _observed(runner, observer)
     else:
-        config, runner, facts, observer = _build_runner(config, folder, observer, rank_host)
+        config, built, runner, observer = _build_runner(config, folder, observer, rank_host)
+        facts, files = built.facts, built.adapters
     try:
-        return _build_core(config, runner, facts, observer, learnt, publisher, recorder, started_s)
+        return _build_core(config, runner, facts, observer, learnt, publisher, recorder, files, started_s)
     except BaseException:
         runner.close()
         raise
@@ -118,6 +126,7 @@ def _build_core(
     learnt: CostParams | None,
     publisher: KvEventsPublisher | None,
     recorder: Recorder | None,
+    files: AdapterFiles | None,
     started_s: float,
 ) -> tuple[Core, EngineInfo]:
     kv = KvManager(
@@ -148,6 +157,7 @@ def _build_core(
     make_core: Callable[..., Core] = EngineCore
     if recorder is not None:
         make_core = partial(RecordingCore, recorder, experts=facts.experts)
+    adapters = None if files is None else registry_at_start(files, config.adapters)
     core = make_core(
         scheduler,
         runner,
@@ -160,6 +170,7 @@ def _build_core(
         observer=observer,
         step_end=publisher,
         pooling=facts.pooling,
+        adapters=adapters,
     )
     info = EngineInfo(
         model=config.model.model,
@@ -172,6 +183,7 @@ def _build_core(
         prefix_caching=config.cache.enable_prefix_caching,
         ranks=config.model.tensor_parallel_size,
         calibrated=calibrated_cost(options),
+        adapters=() if adapters is None else tuple(adapters.names.adapters.values()),
     )
     return core, info
 
@@ -206,8 +218,8 @@ def _kv_cache(config: EngineConfig, facts: RunnerFacts) -> str:
 
 def _build_runner(
     config: EngineConfig, folder: Path, observer: StepObserver | None, rank_host: RankHost | None
-) -> tuple[EngineConfig, Runner, RunnerFacts, StepObserver | None]:
-    """Return the options that suit the device, a runner with the model, its facts and its observer.
+) -> "tuple[EngineConfig, BuiltRunner, Runner, StepObserver | None]":
+    """Return the options that suit the device, what was built, the runner to use instead of its own, and its observer.
 
     The observer is `observer`, or a tracer if the options ask for one.
     """
@@ -243,7 +255,7 @@ def _build_runner(
 
             runner = LeadingRunner(runner, group, others)
         undo.pop_all()
-    return config, runner, built.facts, observer
+    return config, built, runner, observer
 
 
 def _overlaps(config: EngineConfig, facts: RunnerFacts) -> bool:

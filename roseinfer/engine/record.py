@@ -37,6 +37,7 @@ from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import ExpertChoice, PassThrough, Runner, StatePool, WindowPool
+from roseinfer.engine.adapters import AdapterRegistry
 from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
@@ -151,8 +152,8 @@ class RecordingCore:
 
     `experts`: expert choice of the model, which its policy knows from the start.
 
-    Rejected requests are not recorded. Raise `ConfigError` for an engine with drafts or guides: the file has one token
-    per row, and no drafts or masks.
+    Rejected requests are not recorded. Raise `ConfigError` for an engine with drafts, guides or adapters: the file has
+    one token per row, no drafts or masks, and no loads of adapters.
     """
 
     def __init__(
@@ -169,7 +170,10 @@ class RecordingCore:
             raise ConfigError("record: cannot record a run with drafts or guides")
         if options.get("pooling") is not None:
             raise ConfigError("record: cannot record an engine without generated tokens")
+        if options.get("adapters") is not None:
+            raise ConfigError("record: cannot record an engine with LoRA adapters")
         self.scheduler = scheduler
+        self.adapters: AdapterRegistry | None = None
         self._recorder = recorder
         self._runner = RecordingRunner(runner)
         self._clock = RecordingClock(clock)

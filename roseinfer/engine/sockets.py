@@ -73,7 +73,7 @@ class ClientSockets:
         self._clients: dict[int, _Client] = {}
         self._by_number: dict[int, _Client] = {}
         self._next_number = 0
-        self._greeting: EngineMessage | None = None
+        self._greetings: dict[type[EngineMessage], EngineMessage] = {}
         self._promise: Promise | None = None
         self._next_promise_s = 0.0
         self._disconnected: list[int] = []
@@ -134,10 +134,10 @@ class ClientSockets:
             self._write(peer, data)
 
     def greet(self, message: EngineMessage) -> None:
-        """Send a message to every client, also to those that connect later."""
+        """Send a message to every client. Clients that connect later get the newest one of each type."""
         self._accept()
         self.broadcast(message)
-        self._greeting = message
+        self._greetings[type(message)] = message
 
     def close(self, timeout_s: float) -> None:
         """Write what is left for at most `timeout_s` seconds, then close all sockets."""
@@ -170,8 +170,8 @@ class ClientSockets:
         self._next_number += 1
         self._clients[connection.fileno()] = self._by_number[client.number] = client
         self._poll.register(connection, select.POLLIN)
-        if self._greeting is not None:
-            self._write(client, self._encode(self._greeting))
+        for greeting in self._greetings.values():
+            self._write(client, self._encode(greeting))
         if client.remote and self._promise is not None:
             self._write(client, self._encode(_with_age(self._promise, time.monotonic())))
 

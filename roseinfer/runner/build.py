@@ -13,6 +13,7 @@ from roseinfer.attention.kv_fp8 import kv_dtype_of
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
+from roseinfer.core.adapters import AdapterFiles
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.speculation import EagleValues
 from roseinfer.core.errors import ConfigError
@@ -59,8 +60,11 @@ CPU_REHEARSAL_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class BuiltRunner:
+    """Runner, its facts, and its reader of LoRA adapters; None without them."""
+
     runner: ModelRunner | PoolingRunner
     facts: RunnerFacts
+    adapters: AdapterFiles | None = None
 
 
 def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = None) -> BuiltRunner:

@@ -65,6 +65,9 @@ class Script:
     def send(self, client: int, message: EngineMessage) -> None:
         self.sent.append((self.turn, client, message))
 
+    def greet(self, message: EngineMessage) -> None:
+        self.broadcast(message)
+
     def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
         for client in (0, 1, 2):
             if client != exclude:

@@ -6,13 +6,15 @@ A step of a script that can be called is called.
 import asyncio
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
+from roseinfer.core.adapters import Adapter
+from roseinfer.core.errors import EngineClosedError, EngineDeadError, InvalidRequestError, RoseinferError
 from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Cause, Rejection
+from roseinfer.engine.adapter_names import AdapterNames, check_adapter_name
 from roseinfer.engine.api import (
     EngineHealth,
     EngineInfo,
@@ -56,7 +58,10 @@ Script = Callable[[GenerateRequest], list[Step]]
 
 
 class FakeEngine:
-    """`script` makes the steps of each request; the default one replies with `reply`, token by token."""
+    """`script` makes the steps of each request; the default one replies with `reply`, token by token.
+
+    `folders`: adapters that can be loaded, by path; their names do not matter.
+    """
 
     def __init__(self, tokenizer: Tokenizer, info: EngineInfo = INFO, number: int = 0) -> None:
         self.info = info
@@ -80,6 +85,8 @@ class FakeEngine:
         self.fleet: list[EngineReport] | None = None
         self.returns = False
         self.heartbeat_age_s = 0.1
+        self.folders: dict[str, Adapter] = {}
+        self._names = AdapterNames(self.info.adapters)
         self._released = asyncio.Event()
 
     def submit(self, request: GenerateRequest, sink: Sink) -> "FakeSubmission":
@@ -113,6 +120,23 @@ class FakeEngine:
             return self.fleet
         state = EngineState.READY if self.alive else EngineState.DEAD
         return [EngineReport(self.number, state, self.health(), self.snapshot)]
+
+    def adapters(self) -> Mapping[str, Adapter]:
+        return self._names.adapters
+
+    async def put_adapter(self, name: str, path: str) -> Adapter:
+        """Load one of `folders`, which has any name."""
+        check_adapter_name(name)
+        if path not in self.folders:
+            raise InvalidRequestError(f"no adapter in {path!r}", "path", "adapter_not_loaded")
+        adapter = self.folders[path]._replace(name=name, path=path)
+        self._names.set(name, adapter)
+        return adapter
+
+    async def drop_adapter(self, name: str) -> Adapter:
+        adapter = self._names.find(name)
+        self._names.set(name, None)
+        return adapter
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)

@@ -1,0 +1,66 @@
+"""Client-side part of LoRA adapters: the names that one engine knows, and its reads in progress."""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Mapping
+
+from roseinfer.core.adapters import Adapter
+from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.engine.adapter_names import AdapterEntry, AdapterNames
+from roseinfer.engine.messages import AdapterAnswer, AdapterUpdate, ReadAdapter
+from roseinfer.engine.transport import Transport
+
+
+class AdapterClient:
+    """Adapters of one engine. `names`: as of its last message, and what was sent to it since."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.names = AdapterNames()
+        self._transport = transport
+        self._numbers = itertools.count()
+        self._reads: dict[int, asyncio.Future[Adapter]] = {}
+
+    def start(self, adapters: Iterable[Adapter]) -> None:
+        """Take over the adapters that the engine has had from its start."""
+        self.names.merge(AdapterNames(adapters).entries)
+
+    async def read(self, name: str, path: str) -> Adapter:
+        """Let the engine load an adapter that is to get a name.
+
+        Raise `InvalidRequestError` if it refuses, or the error of `fail`.
+        """
+        number = next(self._numbers)
+        answer = self._reads[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._transport.send(ReadAdapter(number, name, path))
+            return await answer
+        finally:
+            del self._reads[number]
+
+    def set(self, name: str, adapter: Adapter | None) -> None:
+        """Give a name to an adapter, or drop it. Raise `InvalidRequestError` if there are too many names."""
+        entries = self.names.set(name, adapter)
+        if entries:
+            self._transport.send(AdapterUpdate(entries))
+
+    def send(self, entries: Mapping[str, AdapterEntry]) -> None:
+        """Send the engine those entries that are news to it."""
+        news = self.names.newer(entries)
+        if self.names.merge(news):
+            self._transport.send(AdapterUpdate(news))
+
+    def take_answer(self, message: AdapterAnswer) -> None:
+        """End the read that the engine has answered."""
+        answer = self._reads.get(message.number)
+        if answer is None or answer.done():
+            return
+        if message.adapter is not None:
+            answer.set_result(message.adapter)
+        else:
+            answer.set_exception(InvalidRequestError(message.error or "unknown error", "path", "adapter_not_loaded"))
+
+    def fail(self, error: RoseinferError) -> None:
+        """End all reads with an error: the engine is gone."""
+        for answer in self._reads.values():
+            if not answer.done():
+                answer.set_exception(error)

@@ -1,0 +1,115 @@
+"""LoRA adapters of an engine: the folders that it may read, and the names that requests use."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from roseinfer.core.adapters import Adapter, AdapterFiles, AdapterRead
+from roseinfer.core.config.adapters import AdapterConfig
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.engine.adapter_names import AdapterNames, check_adapter_name
+
+MAX_PATH_CHARS = 4096
+# Adapters that clients have asked for and that are being read.
+MAX_READS_COUNT = 64
+
+NO_ADAPTERS = "this engine serves no LoRA adapters: start it with --lora or --lora-dir"
+
+OnRead = Callable[[AdapterRead], None]
+
+
+class AdapterPaths:
+    """Folders that may be read: those of `--lora`, and all below `--lora-dir`, after links were followed."""
+
+    def __init__(self, config: AdapterConfig) -> None:
+        self._given = set(config.named.values())
+        self._folders = {os.path.realpath(path) for path in self._given}
+        self._root = None if config.lora_dir is None else os.path.realpath(config.lora_dir)
+
+    def resolve(self, path: str) -> str:
+        """Return the folder to read. A relative path is one below `--lora-dir`, if it was not given with `--lora`.
+
+        Raise `InvalidRequestError` for any other folder, whether it exists or not.
+        """
+        if path in self._given:
+            return path
+        if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
+            raise InvalidRequestError(f"invalid adapter path (expected 1 to {MAX_PATH_CHARS} characters)", "path")
+        folder = os.path.realpath(os.path.join(self._root or "", path))
+        if folder in self._folders or (self._root is not None and _is_below(folder, self._root)):
+            return folder
+        where = "--lora-dir is not set" if self._root is None else "only folders below --lora-dir are"
+        raise InvalidRequestError(f"adapter path {path!r} is not allowed: {where}", "path")
+
+
+def _is_below(folder: str, root: str) -> bool:
+    return folder != root and os.path.commonpath((folder, root)) == root
+
+
+class AdapterRegistry:
+    """Names of an engine's adapters, and its `AdapterFiles` with checked paths. An adapter keeps the path that it was
+    asked for by, since the same path may be another folder on another host.
+
+    Reads for clients (`read_for`) are results for the scheduler too: they are in host memory from then on.
+    """
+
+    def __init__(self, files: AdapterFiles, config: AdapterConfig, at_start: Iterable[Adapter] = ()) -> None:
+        self.names = AdapterNames(at_start)
+        self._files = files
+        self._paths = AdapterPaths(config)
+        # By name and folder, oldest first: the path that was asked for, and the client's callback.
+        self._reading: dict[tuple[str, str], deque[tuple[str, OnRead | None]]] = {}
+        self._refused: list[AdapterRead] = []
+
+    @property
+    def pending(self) -> bool:
+        """True if `take_read` has results or will have some."""
+        return bool(self._reading or self._refused)
+
+    def read(self, name: str, path: str) -> None:
+        try:
+            self._begin(name, path, None)
+        except InvalidRequestError as error:
+            self._refused.append(AdapterRead(name, path, 0.0, error=error.message))
+
+    def read_for(self, name: str, path: str, done: OnRead) -> None:
+        """Read an adapter that is to get a name. `done` gets the result, at once if it is refused."""
+        try:
+            check_adapter_name(name)
+            if sum(map(len, self._reading.values())) >= MAX_READS_COUNT:
+                raise InvalidRequestError(f"{MAX_READS_COUNT} adapters are being loaded: try again later")
+            self._begin(name, path, done)
+        except InvalidRequestError as error:
+            done(AdapterRead(name, path, 0.0, error=error.message))
+
+    def _begin(self, name: str, path: str, done: OnRead | None) -> None:
+        folder = self._paths.resolve(path)
+        self._reading.setdefault((name, folder), deque()).append((path, done))
+        self._files.read(name, folder)
+
+    def take_read(self) -> list[AdapterRead]:
+        """Return the results since the last call, except failures of reads for clients."""
+        taken, self._refused = self._refused, []
+        for read in self._files.take_read():
+            path, done = self._finish(read)
+            read = read._replace(path=path, adapter=read.adapter and read.adapter._replace(path=path))
+            if done is not None:
+                done(read)
+            if done is None or read.adapter is not None:
+                taken.append(read)
+        return taken
+
+    def _finish(self, read: AdapterRead) -> tuple[str, OnRead | None]:
+        waiting = self._reading[read.name, read.path]
+        first = waiting.popleft()
+        if not waiting:
+            del self._reading[read.name, read.path]
+        return first
+
+    def forget(self, digest: str) -> None:
+        self._files.forget(digest)
+
+
+def registry_at_start(files: AdapterFiles, config: AdapterConfig) -> AdapterRegistry:
+    """Return the registry of a new engine, whose runner has read the adapters of `--lora`."""
+    return AdapterRegistry(files, config, [read.adapter for read in files.take_read() if read.adapter is not None])

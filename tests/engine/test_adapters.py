@@ -1,0 +1,130 @@
+"""Adapters of an engine: which folders it reads, and who gets the result."""
+
+from pathlib import Path
+
+import pytest
+
+from roseinfer.core.adapters import AdapterRead
+from roseinfer.core.config.adapters import AdapterConfig
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.engine import adapters
+from roseinfer.engine.adapters import AdapterPaths, registry_at_start
+from tests.helpers.adapter_files import FakeAdapterFiles, adapter, files_below, registry
+
+
+def test_only_folders_below_the_directory_are_read(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    (inside / "a").mkdir(parents=True)
+    (outside / "b").mkdir(parents=True)
+    (inside / "link").symlink_to(outside / "b")
+    (inside / "alias").symlink_to(inside / "a")
+    (tmp_path / "inside2").mkdir()
+    paths = AdapterPaths(AdapterConfig(lora_dir=str(inside)))
+    assert paths.resolve("a") == paths.resolve(str(inside / "a")) == paths.resolve("alias") == str(inside / "a")
+    assert paths.resolve("not/there") == str(inside / "not" / "there")
+    bad = (
+        str(outside / "b"),
+        "link",
+        "../outside/b",
+        "a/../../outside/b",
+        str(inside),
+        ".",
+        "/",
+        str(tmp_path / "inside2"),
+    )
+    for path in bad:
+        with pytest.raises(InvalidRequestError, match="is not allowed: only folders below --lora-dir are") as raised:
+            paths.resolve(path)
+        assert raised.value.param == "path"
+    for path in ("", "a\0b", "a" * 5000):
+        with pytest.raises(InvalidRequestError, match="invalid adapter path"):
+            paths.resolve(path)
+
+
+def test_without_a_directory_only_the_given_folders_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    paths = AdapterPaths(AdapterConfig(lora=(f"x={tmp_path}/a", "y=relative/b")))
+    assert paths.resolve(f"{tmp_path}/a") == f"{tmp_path}/a"
+    assert paths.resolve("relative/b") == "relative/b"
+    with pytest.raises(InvalidRequestError, match="--lora-dir is not set"):
+        paths.resolve(str(tmp_path))
+
+
+def test_a_link_that_changes_after_the_start_leads_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    paths = AdapterPaths(AdapterConfig(lora=(f"x={tmp_path}/a",)))
+    assert paths.resolve(str(tmp_path / "link")) == str(tmp_path / "a")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(InvalidRequestError, match="is not allowed"):
+        paths.resolve(str(tmp_path / "link"))
+
+
+def test_a_read_for_a_client_reaches_client_and_scheduler(tmp_path: Path) -> None:
+    files = files_below(tmp_path, slow=True, a="content")
+    engine = registry(tmp_path, files)
+    answers: list[AdapterRead] = []
+    engine.read_for("x", "a", answers.append)
+    assert engine.pending and not engine.take_read() and not answers
+    files.finish()
+    (read,) = engine.take_read()
+    assert answers == [read] and not engine.pending
+    assert read.adapter == adapter("x", "content", "a"), "it keeps the path that was asked for"
+
+
+def test_a_failed_read_for_a_client_is_not_the_schedulers(tmp_path: Path) -> None:
+    files = files_below(tmp_path)
+    engine = registry(tmp_path, files)
+    answers: list[AdapterRead] = []
+    engine.read_for("x", "a", answers.append)
+    assert engine.take_read() == []
+    assert answers[0].adapter is None and "no adapter in" in (answers[0].error or "")
+
+
+def test_refused_reads_touch_no_file(tmp_path: Path) -> None:
+    files = files_below(tmp_path)
+    engine = registry(tmp_path, files)
+    answers: list[AdapterRead] = []
+    engine.read_for("x", "/etc", answers.append)
+    engine.read_for("x\n", "a", answers.append)
+    assert ["not allowed" in (answer.error or "") for answer in answers] == [True, False]
+    assert not engine.pending, "the scheduler hears nothing of them"
+    engine.read("x", "/etc")
+    assert engine.pending
+    (read,) = engine.take_read()
+    assert read.path == "/etc" and "not allowed" in (read.error or "")
+    assert not files.asked and not engine.pending
+
+
+def test_two_paths_to_one_folder_each_get_their_result(tmp_path: Path) -> None:
+    files = files_below(tmp_path, a="content")
+    engine = registry(tmp_path, files)
+    answers: list[AdapterRead] = []
+    engine.read("x", str(tmp_path / "a"))
+    engine.read_for("x", "a", answers.append)
+    assert [read.path for read in engine.take_read()] == [str(tmp_path / "a"), "a"]
+    assert [answer.path for answer in answers] == ["a"]
+
+
+def test_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "MAX_READS_COUNT", 1)
+    files = files_below(tmp_path, slow=True, a="content")
+    engine = registry(tmp_path, files)
+    answers: list[AdapterRead] = []
+    engine.read_for("x", "a", answers.append)
+    engine.read_for("y", "a", answers.append)
+    assert "try again later" in (answers[0].error or "")
+    files.finish()
+    engine.take_read()
+    engine.read_for("y", "a", answers.append)
+    assert len(files.asked) == 2
+
+
+def test_adapters_of_the_start_have_their_names() -> None:
+    files = FakeAdapterFiles({"one": "1"})
+    files.read("x", "one")
+    engine = registry_at_start(files, AdapterConfig(lora=("x=one",)))
+    assert engine.names.adapters == {"x": adapter("x", "1", "one")}
+    assert not engine.pending
