@@ -15,7 +15,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.adapters import AdapterFiles
 from roseinfer.core.config.engine import EngineConfig
-from roseinfer.core.config.speculation import EagleValues
+from roseinfer.core.config.speculation import EagleValues, SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
@@ -85,14 +85,16 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         device = rank_device(config.model.device, group.rank, group.size)
         spec = read_model_spec(folder, config.model.max_model_len)
         pooling = read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
-        if pooling is not None and pooling.task is PoolingTask.EMBED:
-            spec = replace(spec, tied_embeddings=True)  # the head is not needed, and may be missing
+        if pooling is not None:
+            config = replace(config, speculation=SpeculationConfig(speculation="off"))  # nothing is generated
+            if pooling.task is PoolingTask.EMBED:
+                spec = replace(spec, tied_embeddings=True)  # the head is not needed, and may be missing
         dtype = resolve_dtype(spec, config.model.dtype, device)
         kv_dtype = kv_dtype_of(config.cache.kv_cache_dtype, dtype)
         if spec.quantization is None:
             _check_keys(spec, kv_dtype, (None,))
         _check_states(config, spec)
-        head_spec = read_head(config.speculation, spec) if pooling is None else None
+        head_spec = read_head(config.speculation, spec)
         layers = spec.attention if head_spec is None else (*spec.attention, head_spec.attention)
         backend = resolve_backend(config.model.attention_backend, layers, dtype, device, kv_dtype)
         if head_spec is not None:
@@ -116,7 +118,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target, folder)
     with phase(startup_s, "cache"):
         groups = _kv_groups(config, model)
-        pools = _pools(config, model, kv_dtype, groups, pooling)
+        pools = _pools(config, model, kv_dtype, groups)
         default_bytes = partial(_default_bytes, config, model, backend, kv_dtype, group.size, pooling)
         sizes = tuple(map(group.minimum, pool_sizes(config.cache, pools, default_bytes)))
         blocks, num_slots = sizes[: groups.count], sum(sizes[groups.count :])
@@ -131,7 +133,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             warn_of_unused_sizes(config.cache, groups, num_slots)
             hosted = config.cache.kv_offloading_size > 0
             log_start_notes(noted, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
-        limits = StepLimits.of(config.scheduler, max_model_len, _max_drafts(config, pooling))
+        limits = StepLimits.of(config.scheduler, max_model_len, config.max_step_drafts)
         bytes_per_block = pools[0].item_bytes
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, blocks, max_model_len, backend, kv_dtype, limits, groups)
@@ -210,9 +212,7 @@ def _kv_groups(config: EngineConfig, model: CausalLM) -> KVGroups:
     return KVGroups.by_window(model.attention, config.model.max_model_len or model.spec.max_position)
 
 
-def _pools(
-    config: EngineConfig, model: CausalLM, kv_dtype: torch.dtype, groups: KVGroups, pooling: PoolingSpec | None
-) -> list[PoolDemand]:
+def _pools(config: EngineConfig, model: CausalLM, kv_dtype: torch.dtype, groups: KVGroups) -> list[PoolDemand]:
     """Return the demand of each KV group, and then of the model's recurrent states if it has any."""
     layers = [groups.specs_of(group, model.attention) for group in range(groups.count)]
     first, *further = [KVStore.bytes_per_block(specs, config.cache.block_size, kv_dtype) for specs in layers]
@@ -222,7 +222,7 @@ def _pools(
         seats=config.scheduler.seats,
         context=context,
         typical_context=config.cache.typical_context or default_typical_context(groups.windows, context),
-        step_tokens=StepLimits.of(config.scheduler, context, _max_drafts(config, pooling)).max_tokens,
+        step_tokens=StepLimits.of(config.scheduler, context, config.max_step_drafts).max_tokens,
     )
     pools = [needs.all_tokens(first), *map(needs.window, further, groups.windows)]
     specs = model.state_specs(config.max_row_drafts)
@@ -230,11 +230,6 @@ def _pools(
         slot_bytes = sum(spec.bytes_per_slot for spec in specs)
         pools.append(needs.states(slot_bytes, config.cache.state_slots))
     return pools
-
-
-def _max_drafts(config: EngineConfig, pooling: PoolingSpec | None) -> int:
-    """Return the maximum drafts of a step."""
-    return 0 if pooling is not None else config.max_step_drafts
 
 
 def _state_bytes(config: EngineConfig, model: CausalLM) -> int:
@@ -288,7 +283,7 @@ def _rehearse_whole(
         lengths,
         every_position=pooling is not None and pooling.method.needs_every_position,
         drafts=_rehearsed_drafts(limits, lengths, assembly.seats.device),
-        ahead=drafts_ahead(config.speculation, pooling),
+        ahead=drafts_ahead(config.speculation),
     )
 
 
@@ -320,7 +315,7 @@ def _shape(
         graphs=not config.model.enforce_eager,
         groups=groups,
         window_blocks=num_blocks[1:],
-        max_ahead=drafts_ahead(config.speculation, None),
+        max_ahead=drafts_ahead(config.speculation),
         row_drafts=config.max_row_drafts,
     )
 
@@ -336,7 +331,7 @@ def free_cuda_bytes(
     """
     # If the cache is too small, the context will be shorter; then this estimate is cautious.
     context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
-    limits = StepLimits.of(config.scheduler, context, _max_drafts(config, pooling))
+    limits = StepLimits.of(config.scheduler, context, config.max_step_drafts)
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
     context = min(context, limits.max_tokens)
     groups = _kv_groups(config, model)

@@ -15,7 +15,6 @@ from roseinfer.models.eagle.model import DraftingModel, StatefulTarget
 from roseinfer.models.eagle.spec import EagleSpec
 from roseinfer.models.mtp.loader import load_mtp_head
 from roseinfer.models.mtp.spec import MtpSpec, mtp_spec_of
-from roseinfer.models.pooling.config import PoolingSpec
 from roseinfer.models.spec import MTP_HEAD, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -43,10 +42,10 @@ def check_head_backend(asked: str, backend: str, device: torch.device) -> None:
         )
 
 
-def drafts_ahead(config: SpeculationConfig, pooling: PoolingSpec | None) -> int:
+def drafts_ahead(config: SpeculationConfig) -> int:
     """Return the maximum drafts that a head makes after a row; 0 without one."""
     values = config.values
-    return values.tokens if isinstance(values, HeadValues) and pooling is None else 0
+    return values.tokens if isinstance(values, HeadValues) else 0
 
 
 def with_head(config: EngineConfig, spec: HeadSpec, target: StatefulTarget, model: Path) -> DraftingModel:

@@ -8,6 +8,7 @@ import torch
 
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
+from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.runner import ExpertChoice, WindowPool
@@ -255,3 +256,26 @@ def test_each_group_in_turn_gets_the_same_part_of_the_cores(folder: Path) -> Non
     finally:
         torch.set_num_threads(before)
         found_threads.cache_clear()
+
+
+def test_states_of_a_pooling_engine_have_no_room_for_drafts(folder):
+    linear = {f"linear_{key}": 4 for key in ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")}
+    types = ["linear_attention", "full_attention"]
+    config = {**LLAMA, **linear, "linear_conv_kernel_dim": 3, "layer_types": types, "hidden_act": "silu"}
+    config |= {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def slot_bytes(speculation: str, kind: str) -> int:
+        config = EngineConfig(
+            model=ModelConfig(load_format="dummy", device="cpu", runner=kind),
+            cache=CacheConfig(block_size=4, num_kv_blocks=32),
+            scheduler=scheduler_config(max_num_seqs=4),
+            speculation=SpeculationConfig(speculation=speculation),
+        )
+        states = build_runner(config, folder).facts.states
+        assert states is not None
+        return states.slot_bytes
+
+    assert slot_bytes("ngram", "generate") > slot_bytes("off", "generate")
+    assert slot_bytes("ngram", "pooling") == slot_bytes("off", "pooling") == slot_bytes("off", "generate")
