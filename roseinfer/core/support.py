@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass
 
+SUPPORT_PAGE = "docs/reference/support.md"
+
 # Compute capability of a GPU, such as (9, 0).
 Capability = tuple[int, int]
 

@@ -11,7 +11,7 @@ from typing import Any
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import shortened
 from roseinfer.models.documents import CONFIG, document_path, read_config, weight_bytes
-from roseinfer.models.families import architectures, family_of
+from roseinfer.models.families import family_of, known_models_hint
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.fields import ConfigFields
 from roseinfer.models.harmless import HARMLESS, HARMLESS_PREFIXES
@@ -66,11 +66,11 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
 
 
 def _architecture(data: dict[str, Any], where: str) -> tuple[str, ModelFamily]:
-    names = data.get("architectures")
+    names, name = data.get("architectures"), ""
     if isinstance(names, list) and len(names) == 1:
         name = _HEADLESS.get(str(names[0]), str(names[0]))
         family = family_of(name)
         if family is not None:
             return name, family
-    known = ", ".join(architectures())
-    raise UnsupportedModelError(f"{where}: architectures = {shortened(names, 100)} is not supported; known: {known}")
+    shown, hint = shortened(names, 100), known_models_hint(name)
+    raise UnsupportedModelError(f"{where}: architectures = {shown} is not supported; {hint}")

@@ -2,7 +2,7 @@
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.decoder import Decoder
-from roseinfer.models.families import architectures, family_of
+from roseinfer.models.families import family_of, known_models_hint
 from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.base import Build
 
@@ -14,5 +14,5 @@ def build_model(spec: ModelSpec, build: Build) -> Decoder:
     """
     family = family_of(spec.architecture)
     if family is None:
-        raise UnsupportedModelError(f"{spec.architecture} is not supported; known: {', '.join(architectures())}")
+        raise UnsupportedModelError(f"{spec.architecture} is not supported; {known_models_hint(spec.architecture)}")
     return Decoder(spec, build, family)

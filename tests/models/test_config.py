@@ -477,3 +477,18 @@ def test_an_unusable_generation_config_is_an_error_of_the_option(
 def test_reading_a_config_needs_no_torch() -> None:
     code = "import sys; import roseinfer.models.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_unknown_architecture_is_refused_with_the_most_similar_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(tmp_path, LLAMA, architectures=["LlamaForCasualLM"])
+    hint = "similar: LlamaForCausalLM; see docs/reference/support.md for all models"
+    assert str(caught.value).endswith(f"architectures = ['LlamaForCasualLM'] is not supported; {hint}")
+
+
+@pytest.mark.parametrize("names", [None, [], ["DeepseekV3ForCausalLM"], ["x" * 10_000], [[1]], {}])
+def test_an_architecture_like_no_other_is_refused_with_the_page_of_models(tmp_path: Path, names: Any) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(tmp_path, LLAMA, architectures=names)
+    message = str(caught.value).removeprefix(str(tmp_path))
+    assert message.endswith(" is not supported; see docs/reference/support.md for all models") and len(message) < 250

@@ -7,7 +7,7 @@ from typing import Any
 
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
 from roseinfer.core.extras import install_command
-from roseinfer.core.support import FP8_WEIGHTS, generation_of, missing_features, system_error
+from roseinfer.core.support import FP8_WEIGHTS, SUPPORT_PAGE, generation_of, missing_features, system_error
 
 GB = 2**30
 MIN_PYTHON = (3, 11)
@@ -15,7 +15,6 @@ MIN_PYTHON = (3, 11)
 LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 # Open files that a start needs, and those that the default of --max-num-queued-reqs adds.
 MIN_FILES, ENOUGH_FILES = 128, 1024 + 128
-SUPPORT_PAGE = "docs/reference/support.md"
 # Larger weights leave little memory for the KV cache.
 _WEIGHTS_SHARE = 0.8
 # A certificate that expires sooner should be renewed.

@@ -4,10 +4,12 @@ A package outside adds families by `register`, or by an entry point of the group
 `ModelFamily`.
 """
 
+import difflib
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.support import SUPPORT_PAGE
 from roseinfer.models.families.family import ModelFamily
 
 _MODULES = (
@@ -35,6 +37,8 @@ _MODULES = (
     "gpt_oss",
 )
 ENTRY_POINTS = "roseinfer.families"
+# Most names end alike, so any two are similar.
+MIN_SIMILARITY_SHARE = 0.85
 
 _known: dict[str, ModelFamily] = {}
 
@@ -65,9 +69,11 @@ def _load(entry: EntryPoint) -> ModelFamily:
     return family
 
 
-def architectures() -> list[str]:
-    """Return the names of all known architectures."""
-    return list(_known)
+def known_models_hint(architecture: str) -> str:
+    """Return the end of a message about an unknown architecture: similar ones, and the page with all models."""
+    similar = ", ".join(difflib.get_close_matches(architecture, _known, cutoff=MIN_SIMILARITY_SHARE))
+    page = f"see {SUPPORT_PAGE} for all models"
+    return f"similar: {similar}; {page}" if similar else page
 
 
 for _module in _MODULES:
