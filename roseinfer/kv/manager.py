@@ -399,7 +399,11 @@ class KvManager:
             group.leave(table, computed, (*seq.wanted, prompt_len))
 
     def invalidate(self, sequence_id: str) -> None:
-        """Prevent matches of the sequence's blocks, because it failed."""
+        """Prevent matches of the sequence's blocks, because it failed and its K/V may be the cause.
+
+        Blocks that other sequences have computed are included. Values that are not finite may come from a shared
+        prefix, and all further requests with it would fail too. The next one computes the prefix again.
+        """
         seq = self._sequences[sequence_id]
         blocks = seq.table.blocks
         if self.host is not None:

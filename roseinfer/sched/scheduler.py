@@ -10,7 +10,7 @@ from math import inf
 from typing import cast
 
 from roseinfer.core.config.engine import SchedulerConfig
-from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
+from roseinfer.core.errors import NO_TOKEN_ALLOWED, InvalidRequestError, RequestTooLongError
 from roseinfer.core.outputs import DraftRun, FinishReason, FirstToken, SchedulerStats, SequenceOutput, new_output
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.promise import PROMPT_SPAN_S, Promise
@@ -375,7 +375,8 @@ class Scheduler:
                 self.roster.vacate(request)
             return None
         if result.error is not None:
-            self.kv.invalidate(row.request_id)
+            if not result.error.startswith(NO_TOKEN_ALLOWED):
+                self.kv.invalidate(row.request_id)
             if not result.token_ids:
                 end = self.roster.finish(request, FinishReason.ERROR, now_s, error=result.error)
                 return SequenceOutput(row.request_id, end=end)

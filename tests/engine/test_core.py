@@ -2,7 +2,7 @@
 
 import pytest
 
-from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
+from roseinfer.core.errors import NO_TOKEN_ALLOWED, InvalidRequestError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
 from tests.helpers.engines import EOS, Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
@@ -142,6 +142,23 @@ def test_a_failed_row_ends_only_its_request() -> None:
     assert done["good:0"].tokens == expected
     add(core, "again", PROMPT, seed=2, max_tokens=1)
     assert run_dry(core)["again:0"].cached_tokens == 0, "what a failed request computed is not to be trusted"
+
+
+@pytest.mark.parametrize(("failure", "cached"), [("not finite", 0), (f"{NO_TOKEN_ALLOWED}none is left", 8)])
+def test_a_failure_forgets_a_shared_prefix_unless_the_request_is_the_cause(failure: str, cached: int) -> None:
+    core = make_core()
+    assert isinstance(core.runner, FakeRunner)
+    prefix = list(range(20, 28))
+    add(core, "first", [*prefix, 1], max_tokens=1)
+    run_dry(core)
+    add(core, "probe", [*prefix, 2], seed=1, max_tokens=2, ignore_eos=True)
+    probe = run_dry(core)["probe:0"]
+    assert probe.cached_tokens == 8
+    core.runner.fail_on_token, core.runner.failure = probe.tokens[1], failure
+    add(core, "bad", [*prefix, 2], seed=1, max_tokens=2, ignore_eos=True)
+    assert run_dry(core)["bad:0"].end.error == failure
+    add(core, "again", [*prefix, 3], max_tokens=1)
+    assert run_dry(core)["again:0"].cached_tokens == cached
 
 
 def test_a_request_that_can_never_run_is_rejected_when_added() -> None:

@@ -68,6 +68,7 @@ class FakeRunner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.fail_on_token = fail_on_token
+        self.failure = "planted failure"
         self.cache = [[EMPTY] * block_size for _ in range(num_blocks)]
         self.windows = [pool.window for pool in windows]
         # The cache of each KV group: the first one's, then those of the window groups.
@@ -261,7 +262,7 @@ class FakeRunner:
             tuple(sampled),
             scores if params.logprobs is not None else None,
             scored,
-            "planted failure" if seat.failed else None,
+            self.failure if seat.failed else None,
         )
 
     def _pool_row(self, row: Row, seat: Seat, prints: list[int]) -> RowResult:
@@ -271,7 +272,7 @@ class FakeRunner:
             return RowResult(row.request_id)
         assert row.start + row.count == seat.admission.prompt_len
         if self.fail_on_token in seat.tokens:
-            return RowResult(row.request_id, error="planted failure")
+            return RowResult(row.request_id, error=self.failure)
         whole = self.pooling.method.needs_every_position
         assert len(seat.pooled) == (seat.admission.prompt_len if whole else 1)
         return RowResult(row.request_id, vector=pooled_prints(seat.pooled))
