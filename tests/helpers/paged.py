@@ -35,6 +35,14 @@ def with_sinks(case: PagedCase) -> PagedCase:
     return replace(case, sinks=torch.linspace(-6, 9, case.q.shape[1], device=case.q.device))
 
 
+def hide_before(case: PagedCase, positions: Sequence[int]) -> None:
+    """Poison the blocks of each row that end before its position, as if they were another sequence's by now."""
+    for row, position in enumerate(positions):
+        hidden = case.tables[case.table_rows[row], : max(0, position) // case.k_cache.shape[1]].long()
+        for cache in (case.k_cache, case.v_cache):
+            cache[hidden] = float("nan")
+
+
 def paged_case(
     rows: Sequence[tuple[int, int]],
     heads: int,

@@ -11,7 +11,7 @@ from roseinfer.kernels.common.triton_support import cdiv
 from tests.helpers.cases import each_value
 from tests.helpers.decode import attend, decodes, reference, workspace_of
 from tests.helpers.interpreter import allow_loaded_loop_bounds
-from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
+from tests.helpers.paged import PagedCase, assert_near, hide_before, paged_case, with_sinks
 
 TILE = 16
 BORDERS = (1, 15, 16, 17, 33, 31, 32, 64, 65)
@@ -125,11 +125,7 @@ def test_sinks(form, window, codes, shares, device) -> None:
 def test_tokens_before_a_window_are_not_read(form, device) -> None:
     case = paged_case(decodes((70, 33, 40)), 2, 2, 16, 4, torch.float32, device)
     expected = reference(case, 10)
-    for row, context in enumerate(case.context_len.tolist()):
-        hidden = case.tables[case.table_rows[row], : (context - 10) // 4]
-        case.k_cache[hidden.long()] = float("nan")
-        case.v_cache[hidden.long()] = float("nan")
-        hidden.fill_(-(10**6))
+    hide_before(case, [context - 10 for context in case.context_len.tolist()])
     assert_near(attend(case, workspace_of(case, config_of(form), 2, window=10)), expected)
 
 

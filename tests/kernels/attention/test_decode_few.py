@@ -8,7 +8,7 @@ from roseinfer.kernels.attention.decode_few import MAX_ROWS, FewWorkspace, decod
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from tests.helpers.cases import cases
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
-from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
+from tests.helpers.paged import PagedCase, assert_near, hide_before, paged_case, with_sinks
 
 CONTEXTS = (1, 17, 64, 65, 300)
 
@@ -133,6 +133,14 @@ def test_a_token_that_is_not_to_be_written_is_in_the_cache_already(device) -> No
     before = layer.case.k_cache.clone()
     assert_near(layer.run(workspace_of(layer, 2)), expected)
     assert torch.equal(layer.case.k_cache.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_tokens_before_a_window_are_not_read(parts, device) -> None:
+    layer = layer_of((70, 33, 40, 4), 4, 2, 16, 4, torch.float32, device, llama=True, window=10)
+    expected = layer.expected()
+    hide_before(layer.case, [context - 10 for context in layer.case.context_len.tolist()])
+    assert_near(layer.run(workspace_of(layer, parts)), expected)
 
 
 @pytest.mark.parametrize(("window", "codes"), [(0, False), (33, True)])

@@ -14,7 +14,7 @@ from roseinfer.kernels.attention.prefill import (
 )
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS, ROW
 from tests.helpers.interpreter import allow_loaded_loop_bounds
-from tests.helpers.paged import assert_near, paged_case, with_sinks
+from tests.helpers.paged import assert_near, hide_before, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
 
 SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
@@ -85,12 +85,7 @@ def test_sinks(window, device) -> None:
 def test_tokens_before_a_window_are_not_read(device) -> None:
     case = paged_case([(70, 18), (33, 5), (0, 40)], 2, 1, 16, 4, torch.float32, device)
     expected = reference(case, 10)
-    starts = [70, 33, 0]
-    for row, start in enumerate(starts):
-        hidden = case.tables[case.table_rows[row], : max(0, start - 10 + 1) // 4]
-        case.k_cache[hidden.long()] = float("nan")
-        case.v_cache[hidden.long()] = float("nan")
-        hidden.fill_(-(10**6))
+    hide_before(case, [70 - 9, 33 - 9, 0])
     assert_near(attend(case, SMALL, block_map(case, SMALL), 10), expected)
 
 

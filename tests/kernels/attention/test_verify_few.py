@@ -7,7 +7,7 @@ from roseinfer.kernels.attention.decode_few import MAX_QUERIES, MAX_TOKENS, FewW
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from roseinfer.kernels.attention.prefill import prefill_attention_reference
 from tests.helpers.interpreter import round_codes
-from tests.helpers.paged import assert_near, paged_case, with_sinks
+from tests.helpers.paged import assert_near, hide_before, paged_case, with_sinks
 
 # Position of the first token, and number of tokens, of each row.
 ROWS = ((0, 1), (0, 4), (15, 3), (63, 2), (64, 4), (299, 1), (1, 4))
@@ -131,3 +131,12 @@ def test_tokens_that_are_not_to_be_written_and_those_of_no_row(device) -> None:
     assert found[-5:].isnan().all()
     for cache, was in zip(step.caches(), before, strict=True):
         torch.testing.assert_close(cache.nan_to_num(9.0), was.nan_to_num(9.0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_tokens_before_a_window_are_not_read(parts, device) -> None:
+    rows = [(70, 5), (33, 1), (40, 3), (2, 2)]
+    step = Step(rows, 4, 2, 16, 4, torch.float32, device)
+    expected = step.expected(10)
+    hide_before(step.case, [start + 1 - 10 for start, _ in rows])
+    assert_near(step.run(parts, 10), expected)
