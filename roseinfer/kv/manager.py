@@ -15,7 +15,7 @@ from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, Pre
 from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.group import AUDIT_PIECE_BLOCKS, BlockGroup, BlockTable, Growth
 from roseinfer.kv.host import HostCache
-from roseinfer.kv.states import StateGroup, StateLookup
+from roseinfer.kv.states import SNAPSHOT_RESERVE_SHARE, StateGroup, StateLookup
 from roseinfer.kv.window import WindowGroup, WindowHit
 
 NO_HIT = PrefixHit()
@@ -89,7 +89,7 @@ class KvManager:
         listener = None if events is None else events.of(GPU)
         self._first = BlockGroup(num_blocks, block_size, spare_from=spare_from, digest=digest, listener=listener)
         self.windows = tuple(WindowGroup(pool, block_size, step_tokens, digest) for pool in windows)
-        self.states = None if states is None else StateGroup(states, block_size, digest)
+        self.states = None if states is None else _state_group(states, block_size, digest, prefix_caching)
         self._sequences: dict[str, SequenceKv] = {}
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
@@ -450,6 +450,11 @@ class KvManager:
             yield from self.states.audit(AUDIT_PIECE_BLOCKS)
         if self.host is not None:
             yield from self.host.audit(AUDIT_PIECE_BLOCKS)
+
+
+def _state_group(pool: StatePool, block_size: int, digest: Digest, prefix_caching: bool) -> StateGroup:
+    reserved = int(pool.num_slots * SNAPSHOT_RESERVE_SHARE) if prefix_caching else 0
+    return StateGroup(pool, block_size, digest, reserved)
 
 
 def _extend_all(

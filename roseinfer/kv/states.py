@@ -2,7 +2,9 @@
 
 Each step overwrites a sequence's state. So a cached prefix can be continued only where a snapshot of the state was
 taken, at a multiple of the block size. A snapshot is a slot without references, which an index finds by the key of the
-prefix. It lasts until its slot is taken again, the least recently used first.
+prefix. It lasts until its slot is taken again. Slots are taken in the order of their snapshots' worth, by GreedyDual
+(N. Young, "The k-server dual and loose competitiveness for paging", 1994): the tokens before the snapshot, plus the
+worth of the last one that was overwritten when it was last used. Of equal snapshots the least recently used goes first.
 """
 
 from collections import deque
@@ -16,6 +18,8 @@ from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, PrefixInde
 
 # Insertions that a remembered look-up can be brought up to date with; after more of them it is made anew.
 MAX_RECENT_COUNT = 256
+# Share of the slots that sequences leave to snapshots, so that prefixes are found when no other slot is free.
+SNAPSHOT_RESERVE_SHARE = 0.25
 # Sequences that have begun from a snapshot where further ones probably will.
 MIN_SHARED_USES = 2
 
@@ -53,12 +57,16 @@ class StateGroup:
     while a step in flight copies from it or writes a snapshot to it, and while it is held for the samples of a request.
     """
 
-    def __init__(self, pool: StatePool, block_size: int, digest: Digest = sha256) -> None:
+    def __init__(self, pool: StatePool, block_size: int, digest: Digest = sha256, reserved: int = 0) -> None:
+        """reserved: slots that sequences leave to snapshots."""
         self.num_slots, self.slot_bytes = pool.num_slots, pool.slot_bytes
+        self._reserved = reserved
         self.block_size = block_size
         self.index = PrefixIndex(self.num_slots, block_size, digest)
         self.pool = BlockPool(self.num_slots, self.index.remove)
         self._uses = [0] * self.num_slots  # sequences that began from the snapshot in a slot
+        self._worth = [0] * self.num_slots  # of the snapshot in a slot; 0 = it is overwritten before others
+        self._last_worth = 0  # of the last snapshot with any that was overwritten
         self._live: dict[str, int] = {}  # slot by sequence
         self._copied: list[int] = []  # sources of copies in flight
         self._written: set[int] = set()  # slots of snapshots in flight
@@ -69,9 +77,14 @@ class StateGroup:
     # --- size ---------------------------------------------------------------------------------------------------
     @property
     def num_free(self) -> int:
-        """Return the number of slots that sequences can take, those of snapshots included."""
+        """Return the number of slots that have no owner or are held for samples, those of snapshots included."""
         refs = self.pool.refs
         return self.pool.num_free + sum([refs[held.slot] == 1 for held in self._held.values()])
+
+    @property
+    def num_free_to_start(self) -> int:
+        """Return the number of slots that sequences which start may take."""
+        return max(0, min(self.num_free, self.num_slots - self._reserved - len(self._live)))
 
     @property
     def num_live(self) -> int:
@@ -147,10 +160,11 @@ class StateGroup:
         if source is not None:
             self.pool.share(source)
             self._uses[source] += 1
-        (slot,) = self.pool.take(1)
+        slot = self._take()
         self._live[sequence_id] = slot
         if source is None:
             return SeatedState(slot, None)
+        self._worth[source] = self._last_worth + start
         self._copied.append(source)
         return SeatedState(slot, SlotCopy(source, slot))
 
@@ -167,24 +181,32 @@ class StateGroup:
             self._release(slot)
 
     # --- snapshots ----------------------------------------------------------------------------------------------
-    def begin_snapshot(self) -> int | None:
-        """Return a slot for a snapshot that a step writes; None if no slot is free."""
+    def begin_snapshot(self, position: int, *, rolling: bool = False) -> int | None:
+        """Return a slot for a snapshot that a step writes; None if each free slot has a snapshot that is worth more."""
         if not self.pool.num_free:
             return None
-        (slot,) = self.pool.take(1)
+        worth = self._last_worth + position
+        if self._least_worth() > worth:
+            if not rolling:
+                self._last_worth = worth  # as if it were overwritten at once, so that the others are in time
+            return None
+        slot = self._take()
         self._written.add(slot)
         return slot
 
-    def finish_snapshot(self, slot: int, entry: IndexEntry | None, position: int, expected_uses: int = 0) -> bool:
+    def finish_snapshot(
+        self, slot: int, entry: IndexEntry | None, position: int, expected_uses: int = 0, *, rolling: bool = False
+    ) -> bool:
         """End a snapshot, whose step is complete. Return True if it can be found now.
 
         `entry`: the full block before `position`; None if the snapshot must not be found. `expected_uses`: see
-        `supersede`.
+        `supersede`. `rolling`: it is overwritten before others until `settle`.
         """
         self._written.remove(slot)
         if entry is not None and self.index.block_of(entry.key) is None:
             self.index.insert(slot, entry)
             self._uses[slot] = expected_uses
+            self._worth[slot] = 0 if rolling else self._last_worth + position
             self._insertions += 1
             self._recent.append((position, entry.key))
         found = self.index.holds(slot)
@@ -196,6 +218,13 @@ class StateGroup:
         if self.index.full_entry(slot) is entry:
             self._drop(slot)
 
+    def settle(self, slot: int, entry: IndexEntry, position: int) -> None:
+        """Give the snapshot `entry`, if it is still in `slot`, the worth of one that is not rolling."""
+        if self.index.full_entry(slot) is entry:
+            self._worth[slot] = self._last_worth + position
+            self.pool.share(slot)
+            self._release(slot)
+
     def supersede(self, chain: Chain, position: int) -> None:
         """Let the snapshots of a sequence before `position`, where it has a newer one, be overwritten before others.
 
@@ -204,8 +233,9 @@ class StateGroup:
         for key in chain.keys[: position // self.block_size - 1]:
             slot = self.index.block_of(key)
             if slot is not None and self._uses[slot] < MIN_SHARED_USES and not self.pool.refs[slot]:
+                self._worth[slot] = 0
                 self.pool.share(slot)
-                self.pool.release_early((slot,))
+                self._release(slot)
 
     def invalidate(self, chain: Chain) -> None:
         """Forget all snapshots of a sequence, because it failed."""
@@ -244,13 +274,33 @@ class StateGroup:
         raise AssertionError("the caller checks num_free")
 
     # --- inside -------------------------------------------------------------------------------------------------
+    def _least_worth(self) -> int:
+        """Return the least worth of a snapshot in a free slot; 0 if one has none."""
+        (first,) = self.pool.next_free(1)
+        if not self.index.holds(first) or not self._worth[first]:
+            return 0
+        return min(map(self._worth.__getitem__, self.pool.walk_free()))
+
+    def _take(self) -> int:
+        """Take a free slot: one without a snapshot, or else that with the least worth."""
+        if not self._least_worth():
+            return self.pool.take(1)[0]
+        slot = min(self.pool.walk_free(), key=self._worth.__getitem__)
+        self._last_worth = max(self._last_worth, self._worth[slot])
+        self.pool.share(slot)
+        self.index.remove(slot)
+        return slot
+
     def _drop(self, slot: int) -> None:
         self.index.remove(slot)
         self.pool.share(slot)
         self._release(slot)
 
     def _release(self, slot: int) -> None:
-        self.pool.release((slot,), self.index.holds)
+        if self.index.holds(slot) and not self._worth[slot]:
+            self.pool.release_early((slot,))
+        else:
+            self.pool.release((slot,), self.index.holds)
 
     def audit(self, piece: int) -> Iterator[None]:
         """Raise AssertionError unless every reference has exactly one owner; pause every `piece` slots."""

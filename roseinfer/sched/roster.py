@@ -162,6 +162,8 @@ class Roster:
         else:
             if self.offload is not None:
                 self.offload.before_release(request)
+            if self.snapshots is not None:
+                self.snapshots.settle(request)
             self._kv.release(request.request_id)
             request.reset_computed()
 

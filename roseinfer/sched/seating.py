@@ -68,7 +68,7 @@ class Seating:
     def free_seats(self) -> int:
         """Count of the seats that requests which start may take."""
         seats, states = len(self._roster.free_seats), self._kv.states
-        return seats if states is None else min(seats, states.num_free)
+        return seats if states is None else min(seats, states.num_free_to_start)
 
     @property
     def seat_cause(self) -> Cause:

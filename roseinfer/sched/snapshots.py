@@ -14,11 +14,12 @@ preemption. So does one within a prompt of several chunks. A row with drafts tak
 consumes drafts that were right in the next row, which takes it then. If sample 0 of several has computed the prompt,
 its state before the last token is held for the others.
 
-Snapshots use slots that no sequence needs, the least recently used first. Those that a longer prompt has superseded go
-before others.
+Snapshots use slots that no sequence needs. Those that a longer prompt has superseded, and those that follow requests
+which still decode, are overwritten before others.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from roseinfer.core.outputs import StateStats
 from roseinfer.core.plan import Row, StateSnapshot, StepPlan, StepResult
@@ -32,6 +33,12 @@ from roseinfer.sched.queue import WaitingQueue
 MIN_ROLLING_TOKENS = 64
 
 
+class _Rolling(NamedTuple):
+    slot: int
+    entry: IndexEntry
+    position: int
+
+
 class Snapshots:
     """Slots and snapshots of one scheduler's requests."""
 
@@ -40,7 +47,7 @@ class Snapshots:
         self._rolling_tokens = max(MIN_ROLLING_TOKENS, kv.block_size)
         self._positions: dict[str, tuple[int, ...]] = {}  # by request: where to take snapshots, rising
         self._diverges: dict[str, int] = {}  # by request: where its prompt diverges from others
-        self._rolling: dict[str, tuple[int, IndexEntry]] = {}  # by request: the snapshot that the next one replaces
+        self._rolling: dict[str, _Rolling] = {}  # by request: the snapshot that the next one replaces
         self._rolling_slots: set[int] = set()  # of such snapshots in flight
         self._known: dict[str, int] = {}  # by request whose last row had drafts: tokens that its state has consumed
         self._taken = self._skipped = 0
@@ -94,9 +101,15 @@ class Snapshots:
         """Forget a request that has ended, but not its snapshots."""
         self._positions.pop(request.request_id, None)
         self._diverges.pop(request.request_id, None)
-        self._rolling.pop(request.request_id, None)
+        self.settle(request)
         self._known.pop(request.request_id, None)
         self.settle_family(request)
+
+    def settle(self, request: Request) -> None:
+        """Keep the rolling snapshot of a request that has ended or was preempted as long as others."""
+        rolling = self._rolling.pop(request.request_id, None)
+        if rolling is not None:
+            self._states.settle(*rolling)
 
     # --- steps --------------------------------------------------------------------------------------------------
     def plan(self, rows: Sequence[Row]) -> list[StateSnapshot]:
@@ -113,7 +126,7 @@ class Snapshots:
         for number in concerned:
             row = rows[number]
             for position, rolling in self._due(row):
-                slot = self._states.begin_snapshot()
+                slot = self._states.begin_snapshot(position, rolling=rolling)
                 if slot is None:
                     self._skipped += 1
                     continue
@@ -163,15 +176,19 @@ class Snapshots:
         if self._kv.prefix_caching and position % size == 0:
             entry = self._kv.chain(name).entry(request.tokens, position // size - 1)
         shared = position == self._diverges.get(name)
-        found = self._states.finish_snapshot(slot, entry, position, MIN_SHARED_USES if shared else 0)
+        running = rolling and request.status is Status.RUNNING
+        found = self._states.finish_snapshot(
+            slot, entry, position, MIN_SHARED_USES if shared else 0, rolling=running and not shared
+        )
         if entry is None:
             return
         if not request.num_outputs and name not in self._positions:
             self._states.supersede(self._kv.chain(name), position)
         if name in self._rolling:
-            self._states.drop(*self._rolling.pop(name))
+            before = self._rolling.pop(name)
+            self._states.drop(before.slot, before.entry)
         if rolling and found:
-            self._rolling[name] = (slot, entry)
+            self._rolling[name] = _Rolling(slot, entry, position)
 
     # --- inspection ---------------------------------------------------------------------------------------------
     def stats(self) -> StateStats:

@@ -15,7 +15,7 @@ def chain_of(salt: str = "") -> Chain:
 
 def snapshot(group: StateGroup, tokens: list[int], position: int, chain: Chain | None = None) -> int:
     """Take a snapshot of a sequence and finish it. Return its slot."""
-    slot = group.begin_snapshot()
+    slot = group.begin_snapshot(position)
     assert slot is not None
     entry = (chain or chain_of()).entry(tokens, position // SIZE - 1)
     assert group.finish_snapshot(slot, entry, position)
@@ -47,7 +47,7 @@ def test_a_prefix_finds_its_longest_snapshot_within_a_limit() -> None:
 
 def test_a_snapshot_cannot_be_found_while_it_is_written_or_if_it_failed() -> None:
     group = StateGroup(StatePool(2, 100), SIZE)
-    slot = group.begin_snapshot()
+    slot = group.begin_snapshot(8)
     assert slot is not None and found(group, TOKENS, 40) == 0
     check(group)
     assert not group.finish_snapshot(slot, None, 8)
@@ -70,12 +70,50 @@ def test_the_least_recently_used_snapshot_makes_room() -> None:
     check(group)
 
 
+def test_sequences_leave_some_slots_to_snapshots() -> None:
+    group = StateGroup(StatePool(4, 100), SIZE, reserved=1)
+    snapshot(group, TOKENS, 8)
+    for name in ("a", "b", "c"):
+        assert group.num_free_to_start > 0
+        seat(group, name)
+    assert group.num_free_to_start == 0 and found(group, TOKENS, 40) == 8
+    group.release("a")
+    assert group.num_free_to_start == 1
+    check(group)
+
+
+def test_a_short_prefix_does_not_overwrite_a_long_one_until_many_have_come() -> None:
+    group, long = StateGroup(StatePool(1, 100), SIZE), list(range(200, 300))
+    snapshot(group, long, 40)
+    for _ in range(20):
+        assert group.begin_snapshot(8, rolling=True) is None
+    skipped = 0
+    while group.begin_snapshot(8) is None:
+        assert found(group, long, 100) == 40
+        skipped += 1
+    assert skipped == 4, "the tokens of four short ones add up to 32"
+    check(group)
+
+
+def test_a_rolling_snapshot_is_overwritten_before_others_until_it_settles() -> None:
+    for settled in (False, True):
+        group, chain = StateGroup(StatePool(2, 100), SIZE), chain_of()
+        snapshot(group, [1, *TOKENS], 8)
+        slot, entry = group.begin_snapshot(20, rolling=True), chain.entry(TOKENS, 4)
+        assert slot is not None and group.finish_snapshot(slot, entry, 20, rolling=True)
+        if settled:
+            group.settle(slot, entry, 20)
+        seat(group, "a")
+        assert (found(group, TOKENS, 40), found(group, [1, *TOKENS], 40)) == ((20, 0) if settled else (0, 8))
+        check(group)
+
+
 def test_a_source_is_not_overwritten_before_its_copy_is_done() -> None:
     group = StateGroup(StatePool(2, 100), SIZE)
     snapshot(group, TOKENS, 8)
     _, copy = seat(group, "a", start=8)
     assert copy is not None and group.num_free == 0
-    assert group.begin_snapshot() is None
+    assert group.begin_snapshot(8) is None
     check(group)
     group.copies_done([copy])
     assert group.num_free == 1 and found(group, TOKENS, 8) == 8
@@ -117,7 +155,7 @@ def test_a_remembered_search_is_made_anew_after_many_snapshots() -> None:
 
 def test_of_two_equal_snapshots_one_remains() -> None:
     group = StateGroup(StatePool(2, 100), SIZE)
-    first, second = group.begin_snapshot(), group.begin_snapshot()
+    first, second = group.begin_snapshot(8), group.begin_snapshot(8)
     assert first is not None and second is not None
     assert group.finish_snapshot(first, chain_of().entry(TOKENS, 1), 8)
     assert not group.finish_snapshot(second, chain_of().entry(TOKENS, 1), 8)
@@ -151,7 +189,7 @@ def test_older_snapshots_of_a_conversation_go_first_unless_several_began_there()
 
 def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
     group = StateGroup(StatePool(3, 100), SIZE)
-    slot = group.begin_snapshot()
+    slot = group.begin_snapshot(8)
     assert slot is not None
     group.hold("x:0", 5, slot)
     group.finish_snapshot(slot, None, 5)
@@ -161,7 +199,7 @@ def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
     group.copies_done([copy])
     seat(group, "a")
     assert group.num_free == 1
-    assert group.begin_snapshot() is None, "a snapshot is not worth it"
+    assert group.begin_snapshot(8) is None, "a snapshot is not worth it"
     assert seat(group, "x:2", start=5, family="x:0") == (slot, None), "for a sequence it is given up"
     assert group.held_position("x:0") is None and group.num_free == 0
     check(group)
@@ -170,7 +208,7 @@ def test_a_held_state_lasts_until_no_other_slot_is_left() -> None:
 def test_held_states_of_other_requests_are_given_up_first() -> None:
     group = StateGroup(StatePool(3, 100), SIZE)
     for family in ("x:0", "y:0"):
-        slot = group.begin_snapshot()
+        slot = group.begin_snapshot(8)
         assert slot is not None
         group.hold(family, 5, slot)
         group.finish_snapshot(slot, None, 5)

@@ -1,10 +1,11 @@
 """Agents on simulated time: a long system prompt with tools, and turns that repeat all before them."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from roseinfer.core.runner import WindowPool
+from roseinfer.core.runner import StatePool, WindowPool
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.engine import TOKEN
@@ -45,4 +46,18 @@ def test_turns_find_what_earlier_ones_have_computed(windows: tuple[WindowPool, .
     machine = Machine(COST, max_model_len=32_768, num_kv_blocks=6000, windows=windows)
     found = simulate(arrivals, scheduler_config(max_num_seqs=8, max_num_batched_tokens=2048), machine)
     assert all(life.served for life in found.lifetimes)
+    assert found.stats.prefix_hits / repeated > 0.98
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_agents_find_their_prefixes_while_other_requests_take_all_slots(reasoning: bool) -> None:
+    """Chats fill the other slots, and nearly always one waits. Each leaves snapshots in the slots that are reserved."""
+    agents, repeated = turns(3, reasoning=reasoning)
+    rng = random.Random(5)
+    chats = [Arrival(max(0.0, 0.8 * n - 50), [rng.randrange(3, 900) for _ in range(100)], 250) for n in range(800)]
+    machine = Machine(replace(COST, step_s=0.12), max_model_len=32_768, num_kv_blocks=12_000, states=StatePool(48, 0))
+    config = scheduler_config(max_num_seqs=256, max_num_batched_tokens=2048)
+    found = simulate(sorted(agents + chats, key=lambda arrival: arrival.at_s), config, machine)
+    assert all(life.served for life in found.lifetimes)
+    assert sum(life.ttft_s > 10.0 for life in found.lifetimes) > 0.9 * len(found.lifetimes), "nearly all wait"
     assert found.stats.prefix_hits / repeated > 0.98

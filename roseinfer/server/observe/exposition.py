@@ -170,7 +170,7 @@ def _states(states: StateStats) -> Iterator[_Sample]:
     help = "Slots that hold the state after a cached prefix"
     yield _gauge("roseinfer:state_snapshots", help, states.snapshots)
     yield _counter("roseinfer:state_snapshots_taken", "Snapshots of recurrent states", states.taken)
-    help = "Snapshots that were left undone because no slot was free"
+    help = "Snapshots that were left undone because no slot was free or those in free slots were worth more"
     yield _counter("roseinfer:state_snapshots_skipped", help, states.skipped)
 
 
