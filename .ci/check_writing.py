@@ -39,6 +39,8 @@ CONSTANT_EXCEPTIONS = frozenset(
     {"CLIENT_CLOSED_REQUEST", "KIB", "MIB", "GIB", "KB", "MB", "GB", "INT32", "INF", "EPS", "PI", "LOG2_E"}
     | {"SCALE_BLOCK", "IN_BULK", "NOT_FINITE", "NOTHING_LEFT", "USER_ID", "OWNER", "NO_TOKEN"}
 )
+# Fields of a syntax tree that hold statements, or what holds statements.
+STATEMENT_FIELDS = ("body", "orelse", "finalbody", "handlers", "cases")
 # Constants of kernels and folders of tests follow the names of what they describe.
 CONSTANTS_IN = ("roseinfer/",)
 
@@ -66,14 +68,24 @@ def _sources() -> Iterator[Path]:
         yield from sorted(Path(root).rglob("*.py"))
 
 
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the module and all its statements; expressions, most of the nodes, define nothing."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in STATEMENT_FIELDS:
+            waiting += getattr(node, name, ())
+
+
 def public_classes(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, node.lineno
 
 
 def docstring_starts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         docstring = ast.get_docstring(node)
