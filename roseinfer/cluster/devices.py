@@ -10,8 +10,8 @@ from typing import Any
 from roseinfer.core.config.engine import PRICED, EngineConfig, ProfileConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.json_file import parse_json, read_json
 from roseinfer.core.memory import available_memory_bytes
+from roseinfer.core.safetensors_header import loaded_files, read_header
 from roseinfer.processes.launch import describe_exit, run_python
 
 CPU = "cpu"
@@ -22,7 +22,6 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 MIN_CPU_ENGINE_BYTES, MIN_PRICED_ENGINE_BYTES = 150e6, 25e6
 # The import of PyTorch may take long on a slow disk.
 GPU_NAMES_TIMEOUT_S = 120.0
-MAX_SAFETENSORS_HEADER_BYTES = 100_000_000  # by the format's definition
 LIST_GPUS = "import torch; n = torch.cuda.device_count(); print(*map(torch.cuda.get_device_name, range(n)), sep='\\n')"
 
 
@@ -170,28 +169,8 @@ def _min_bytes(config: EngineConfig, folder: Path) -> float:
     if config.model.load_format == "dummy":  # there are no weights to count
         return processes
     computed = 4 if config.model.dtype in ("auto", "float32") else 2
-    return processes + computed * sum(map(_numbers_in, _weight_files(folder)))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that are loaded; a folder may have the same weights in others, too."""
-    try:
-        index = read_json(folder / "model.safetensors.index.json")
-        return [folder / name for name in set(index["weight_map"].values())]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return [folder / "model.safetensors"]
-
-
-def _numbers_in(file: Path) -> float:
-    """Return the number of weights in a safetensors file."""
-    try:
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            tensors = parse_json(opened.read(min(size, MAX_SAFETENSORS_HEADER_BYTES)))
-        tensors.pop("__metadata__", None)
-        return sum(prod(tensor["shape"]) for tensor in tensors.values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return 0  # the engine reports a broken file
+    tensors = [tensor for file in loaded_files(folder) for tensor in read_header(file).values()]
+    return processes + computed * sum(prod(tensor.shape) for tensor in tensors)
 
 
 def _own(config: EngineConfig, index: int, count: int) -> EngineConfig:

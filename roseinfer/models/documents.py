@@ -8,20 +8,41 @@ from typing import Any
 from roseinfer.core.errors import ModelNotFoundError
 from roseinfer.core.generation_config import DOCUMENT as GENERATION
 from roseinfer.core.json_file import read_object
+from roseinfer.core.safetensors_header import loaded_files, read_header
 from roseinfer.gguf.config import config_of, generation_config_of
 from roseinfer.gguf.files import is_gguf, open_gguf
 from roseinfer.gguf.windows import UnrecordedWindow, unrecorded_window
 
 CONFIG = "config.json"
+# Dtypes of configs by the names that safetensors gives to dtypes in which models are computed.
+_DTYPES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """Return config.json. Raise `ModelNotFoundError` if it is missing, `UnsupportedModelError` if it cannot be read."""
+    """Return config.json, with the dtype of the weights as `dtype` if the file does not state any.
+
+    Raise `ModelNotFoundError` if the file is missing, `UnsupportedModelError` if it cannot be read.
+    """
     if is_gguf(model):
         return config_of(open_gguf(model))
     if not (model / CONFIG).is_file():
         raise ModelNotFoundError(f"{model} holds no {CONFIG}")
-    return read_object(model / CONFIG)
+    config = read_object(model / CONFIG)
+    text = text_fields(config)
+    if text.get("dtype") is None and text.get("torch_dtype") is None:
+        config["dtype"] = _stored_dtype(model)
+    return config
+
+
+def _stored_dtype(folder: Path) -> str | None:
+    """Return the dtype of the first floating-point tensor by name in the first file, as `transformers` does; None
+    without one.
+    """
+    for file in loaded_files(folder)[:1]:
+        for _, tensor in sorted(read_header(file).items()):
+            if tensor.dtype in _DTYPES:
+                return _DTYPES[tensor.dtype]
+    return None
 
 
 def text_fields(config: dict[str, Any]) -> dict[str, Any]:

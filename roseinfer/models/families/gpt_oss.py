@@ -17,7 +17,7 @@ _DEFAULT_THETA = 150000.0
 
 def read_gpt_oss(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     if fields.get("torch_dtype") is None:
-        fields.assume(dtype="bfloat16")  # published configs do not state it, and experts on a GPU need 16 bits
+        fields.assume(dtype="bfloat16")  # of random weights: published configs state none, and experts need 16 bits
     fields.only("hidden_act", "silu")  # as a part of the experts' own activation, which the next two describe
     fields.only("swiglu_limit", 7.0)
     fields.only("swiglu_alpha", 1.702)
