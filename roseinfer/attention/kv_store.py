@@ -14,9 +14,6 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.kernels.common.fp8_codes import CODES
 
-# Bytes of K and V that a scrub processes at a time.
-SCRUB_BYTES = 16 << 20
-
 
 class LayerPlace(NamedTuple):
     """Location of a layer's K and V: in part `part` of the store, as its layer `plane`."""
@@ -111,17 +108,6 @@ class KVStore:
             slots = part[:, :, :, :tokens]
             slots.index_copy_(0, dst, slots.index_select(0, src))
 
-    def scrub(self, blocks: torch.Tensor, group: int = 0) -> None:
-        """Zero all infinities and NaNs in these blocks of a group ([n] int64), in every layer of it.
-
-        It works in slices of at most 16 MiB: a long request's blocks are gigabytes, and the store leaves little of a
-        GPU's memory free.
-        """
-        for part in self._moved_of(group):
-            for layer in part.unbind(1):
-                for some in blocks.split(max(1, SCRUB_BYTES // layer[0].nbytes)):
-                    layer.index_copy_(0, some, _finite(layer.index_select(0, some)))
-
     def _moved_of(self, group: int) -> Iterator[torch.Tensor]:
         return (self._moved[part] for part in self._parts_of[group])
 
@@ -129,13 +115,6 @@ class KVStore:
     def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of a block in all layers of these specs."""
         return sum(2 * block_size * spec.kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
-
-
-def _finite(values: torch.Tensor) -> torch.Tensor:
-    """Overwrite infinities and NaNs in `values` with zeros. Bytes are codes, which have no infinities."""
-    if values.dtype == torch.uint8:
-        return values.masked_fill_((values & 0x7F) == 0x7F, 0)
-    return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

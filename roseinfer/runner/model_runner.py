@@ -22,7 +22,7 @@ from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
 from roseinfer.runner.masks import HostMasks
 from roseinfer.runner.plan_state import PlanState
 from roseinfer.runner.rows import SampleAt, Samples
-from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, SampledTokens, Sampler
+from roseinfer.runner.sampler import NOTHING_LEFT, SampledTokens, Sampler
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.timing import StepTimer, StepTimers
 
@@ -180,7 +180,7 @@ class ModelRunner:
         if handle.prompts or (tokens and min(tokens) < 0):
             self._find_errors(handle, tokens, settled)
         if handle.samples.drafts_before:
-            self._end_drafts(handle, tokens, token_ids)
+            self._count_drafts(handle.plan, token_ids)
         if self._seats.broken:
             results = self._state.with_errors(rows, results)
         result = StepResult(handle.plan.step, results, duration_s)
@@ -236,14 +236,11 @@ class ModelRunner:
 
     # --- collect ------------------------------------------------------------------------------------------------
     @torch.inference_mode()
-    def _end_drafts(self, handle: StepHandle, tokens: list[int], token_ids: list[tuple[int, ...]]) -> None:
-        """Let edits count what came of rows with drafts, and remove non-finite K/V that wrong drafts left behind."""
-        for row, ids in zip(handle.plan.rows, token_ids, strict=True):
+    def _count_drafts(self, plan: StepPlan, token_ids: list[tuple[int, ...]]) -> None:
+        """Let edits count what came of rows with drafts."""
+        for row, ids in zip(plan.rows, token_ids, strict=True):
             if row.drafts:
                 self._seats.output_drafts(row.seat, ids)
-        for at in handle.samples.drafts_before:
-            if tokens[at] == NOT_FINITE:
-                self._state.scrub(handle.samples.seats[at])
 
     def _add_scores(self, handle: StepHandle, results: list[RowResult], settled: Sequence[int]) -> None:
         if handle.sampled is not None and handle.sampled.scored:
@@ -265,7 +262,7 @@ class ModelRunner:
             if token == NOTHING_LEFT:
                 self._state.fail(rows[i], CONSTRAINED_ERROR if i in handle.plan.guided else NOTHING_LEFT_ERROR)
             elif token < 0:
-                self._state.fail(rows[i], NOT_FINITE_ERROR, poisons=True)
+                self._state.fail(rows[i], NOT_FINITE_ERROR)
         for prompt in handle.downloaded.prompts:
             if not bool(prompt.finite.all()):
-                self._state.fail(rows[prompt.row], NOT_FINITE_ERROR, poisons=True)
+                self._state.fail(rows[prompt.row], NOT_FINITE_ERROR)

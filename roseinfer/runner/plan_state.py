@@ -22,13 +22,11 @@ class PlanState:
         self.seats = seats
         self._store = store
         self._copier = copier
-        self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
 
     def apply(self, plan: StepPlan) -> StepCopies | None:
         """Apply the plan's changes. Return its copies from and to host memory, which have been started."""
         seats = self.seats
         if plan.released:
-            self._scrub(plan.released)
             seats.release(plan.released)
         seats.admit(plan.admitted)
         if plan.copies:
@@ -52,29 +50,13 @@ class PlanState:
         pairs = upload((src, dst), torch.int64, self.seats.device)
         self._store.copy_blocks(pairs[0], pairs[1], max(tokens), group)
 
-    def _scrub(self, released: list[int]) -> None:
-        """Zero non-finite values in the blocks of failed requests before their next owner gets them.
+    def fail(self, row: Row, error: str) -> None:
+        """Make this row and all later ones of its request errors.
 
-        Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
+        Its K/V may be NaN or infinite and stays so: other requests may have begun from it and must fail too. No backend
+        reads slots that are not of a row's visible context, so the blocks' next owners are safe.
         """
-        for seat in self._poisoned.intersection(released):
-            self._poisoned.discard(seat)
-            self.scrub(seat)
-
-    def scrub(self, seat: int) -> None:
-        """Zero non-finite values in the blocks of a seat.
-
-        Those that have left a window may belong to another request, whose finite values stay as they are.
-        """
-        if self._store is not None:
-            for group, tables in enumerate(self.seats.tables):
-                self._store.scrub(tables[seat, : self.seats.at(seat).num_blocks].long(), group)
-
-    def fail(self, row: Row, error: str, *, poisons: bool = False) -> None:
-        """Make this row and all later ones of its request errors. `poisons`: its K/V may hold NaN or infinity."""
         self.seats.broken.setdefault(row.seat, error)
-        if poisons:
-            self._poisoned.add(row.seat)
 
     def with_errors(self, rows: list[Row], results: list[RowResult]) -> list[RowResult]:
         """Return the results, with those of failed requests replaced by errors.

@@ -90,7 +90,7 @@ class PoolingRunner:
         if found is not None:
             for index, finite in zip(found.indices, found.finite(), strict=True):
                 if not finite:
-                    self._state.fail(rows[index], VECTOR_NOT_FINITE_ERROR, poisons=True)
+                    self._state.fail(rows[index], VECTOR_NOT_FINITE_ERROR)
             result.rows = self._state.with_errors(rows, found.results(rows))
         return result if handle.host_copies is None else self._state.finish(result, handle.host_copies)
 

@@ -2,9 +2,7 @@ import gc
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from roseinfer.attention import kv_store
 from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.kv_store import KVStore
 from tests.helpers.attention import spec_of, store_of
@@ -71,51 +69,8 @@ def test_each_group_has_blocks_of_its_own():
     for layer in range(4):
         for cache in store.layer(layer):
             cache[1] = float(layer + 1)
-            cache[2] = float("nan")
     store.copy_blocks(torch.tensor([1]), torch.tensor([3]), 4, group=1)
-    store.scrub(torch.tensor([2]), group=1)
     for layer in range(4):
         for cache in store.layer(layer):
             mine = layer in (1, 3)
             assert bool((cache[3] == (layer + 1 if mine else 0)).all())
-            assert bool(cache[2].isnan().any()) != mine
-
-
-class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that any operation returns in new memory."""
-
-    def __init__(self, stores: tuple[torch.Tensor, ...]) -> None:
-        super().__init__()
-        self._known = {part.untyped_storage().data_ptr() for part in stores}
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._known:
-                self.bytes = max(self.bytes, tensor.nbytes)
-        return out
-
-
-def test_a_scrub_takes_little_memory_however_many_blocks_there_are(monkeypatch):
-    store = KVStore(300, 16, [spec_of(2, 2, 32)] * 3 + [spec_of(2, 1, 32)], torch.float32, torch.device("cpu"))
-    one = 2 * 16 * 2 * 32 * 4  # bytes of a block in a layer of the first kind
-    monkeypatch.setattr(kv_store, "SCRUB_BYTES", 5 * one + 1)
-    for part in store.parts:
-        part.normal_()
-    before = [part.clone() for part in store.parts]
-    blocks = torch.randperm(300)[:200]
-    for part in store.parts:
-        part[blocks[3], 0, 1, 2, 0] = float("nan")
-        part[blocks[-1], -1, 0, 15] = float("-inf")
-    untouched = blocks.new_tensor(sorted({*range(300)} - {*blocks.tolist()}))
-    for part in store.parts:
-        part[untouched[0], 0] = float("nan")
-    with Largest(store.parts) as largest:
-        store.scrub(blocks)
-    assert 0 < largest.bytes <= 5 * one
-    for part, was in zip(store.parts, before, strict=True):
-        was[blocks[3], 0, 1, 2, 0] = 0.0
-        was[blocks[-1], -1, 0, 15] = 0.0
-        was[untouched[0], 0] = float("nan")
-        assert torch.equal(part.nan_to_num(7.0), was.nan_to_num(7.0))

@@ -142,17 +142,6 @@ def test_a_load_waits_for_a_step_in_flight_that_writes_the_block():
     bench.runner.close()
 
 
-def test_a_load_waits_for_the_scrub_of_a_failed_request():
-    bench = Bench(bad=True, host_blocks=2)
-    bench.run([bench.admit(0, PROMPT)], [bench.row(0, 0, 8)])
-    bench.run([], [], stores=[HostCopy(0, 0)])
-    kept = bench.store.data[0].clone()
-    failed = bench.run([bench.admit(1, [5, 22, 7])], [bench.row(1, 0, 3)])
-    assert failed.rows[0].error is not None and not bool(bench.store.data[2].isfinite().all())
-    bench.run([], [], released=[1], loads=[HostCopy(2, 0)])
-    assert torch.equal(bench.store.data[2], kept)
-
-
 def test_a_runner_without_host_blocks_refuses_a_plan_that_has_copies():
     bench = Bench()
     with pytest.raises(AssertionError, match="host memory"):

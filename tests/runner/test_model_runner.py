@@ -258,7 +258,6 @@ def test_a_row_that_is_not_finite_ends_alone():
 
 
 def test_blocks_of_a_failed_request_are_safe_for_the_next_owner():
-    """Check values of a failed request after a short sequence's end: they are masked, but zero times NaN is NaN."""
     bench = Bench(bad=True)
     bench.run([bench.admit(0, [2, 3, 4, BAD_TOKEN])], [bench.row(0, 0, 4)])
     block = int(bench.seats.block_tables[0, 0])
@@ -266,6 +265,18 @@ def test_blocks_of_a_failed_request_are_safe_for_the_next_owner():
     admitted = bench.admit(0, PROMPT[:2], blocks=(block,))
     result = bench.run([admitted], [bench.row(0, 0, 2)], released=[0])
     assert list(result.rows[0].token_ids) == greedy(bench.model, PROMPT[:2], 1)
+
+
+def test_a_failed_request_leaves_shared_blocks_as_they_are():
+    """A request that began from the same values must not get an answer that ignores them."""
+    bench = Bench(bad=True)
+    prefix = [1, 2, BAD_TOKEN, 3]
+    bench.run([bench.admit(0, [*prefix, 4])], [bench.row(0, 0, 4, sample=False)])
+    (shared,) = range(bench.next_block)
+    sharing = bench.admit(1, [*prefix, 5], blocks=(shared,))
+    bench.run([sharing], [bench.row(0, 4, 1)])
+    result = bench.run([], [bench.row(1, 4, 1)], released=[0])
+    assert "not finite" in result.rows[0].error
 
 
 def test_prompt_chunk_that_is_not_finite_ends_alone():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.plan import RowResult, TokenMasks
 from tests.helpers.cases import examples
-from tests.runner.tiny import BAD_TOKEN, VOCAB, Bench, run
+from tests.runner.tiny import BAD_TOKEN, VOCAB, Bench
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 STEPS = 14
@@ -159,10 +159,14 @@ def test_a_failure_behind_right_drafts_keeps_the_tokens_before_it_and_one_behind
         assert list(row.token_ids) == known[1:2] and bool(row.error) == error
 
 
-def test_a_wrong_draft_without_finite_states_leaves_nothing_behind() -> None:
-    """BAD_TOKEN makes K and V NaN. Behind it as a wrong draft, the request that gets its block next is as if alone."""
+def test_values_of_a_wrong_draft_that_are_not_finite_harm_nobody() -> None:
+    """BAD_TOKEN makes K and V NaN. A wrong draft leaves them after its request's tokens, in a block that is reused."""
     bench = Bench(bad=True)
     bench.run([bench.admit(0, PROMPT)], [bench.row(0, 0, len(PROMPT))])
-    plan = bench.plan([], [bench.row(0, len(PROMPT), 1, drafts=(BAD_TOKEN,))])
-    run(bench.runner, plan)
-    assert bool(bench.store.data.isfinite().all())
+    bench.run([], [bench.row(0, len(PROMPT), 1, drafts=(BAD_TOKEN,))])
+    assert not bool(bench.store.data.isfinite().all())
+    last = bench.next_block - 1
+    (row,) = bench.run([bench.admit(1, PROMPT[:2], blocks=(last,))], [bench.row(1, 0, 2)], released=[0]).rows
+    alone = Bench(bad=True)
+    (expected,) = alone.run([alone.admit(1, PROMPT[:2])], [alone.row(1, 0, 2)]).rows
+    assert row.error is None and row.token_ids == expected.token_ids

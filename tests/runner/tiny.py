@@ -20,7 +20,9 @@ BAD_TOKEN = 22  # its embedding is NaN if the model is built with `bad`
 
 
 class LoopAttention:
-    """Causal attention, a row at a time. Masked positions are multiplied by zero, as in real kernels."""
+    """Causal attention, a row at a time. As in real kernels, slots after a row's context are not read, and those that a
+    query does not see are multiplied by zero.
+    """
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
@@ -39,10 +41,10 @@ class LoopAttention:
             table = paging.tables[batch.table_rows[r], : -(-context // size)].long()
             first = int(batch.query_start[r])
             position = batch.positions[first : first + count]
-            scores = q[first : first + count] @ keys[table].reshape(-1, DIM).T
+            scores = q[first : first + count] @ keys[table].reshape(-1, DIM)[:context].T
             visible = torch.arange(scores.shape[1]) <= position[:, None]
             weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-            out.append(weights @ values[table].reshape(-1, DIM))
+            out.append(weights @ values[table].reshape(-1, DIM)[:context])
         return torch.cat(out)
 
 
