@@ -52,6 +52,9 @@ class Pair:
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         pass
 
+    def adapters_changed(self, engine: AsyncEngine) -> None:
+        pass
+
     def submit(self, name: str, n: int = 1, **params: object) -> tuple[LiveRequest, Reader]:
         merged = {"max_tokens": 6, "seed": 7, **params}
         reader = Reader()

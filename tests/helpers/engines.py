@@ -8,6 +8,7 @@ from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.runner import StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.adapters import AdapterRegistry
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guide import GuideFactory
 from roseinfer.engine.messages import Add
@@ -46,6 +47,7 @@ def make_core(
     pooling: PoolingInfo | None = None,
     windows: tuple[WindowPool, ...] = (),
     num_slots: int = 0,
+    adapters: AdapterRegistry | None = None,
     **scheduler: object,
 ) -> EngineCore:
     """Make a core. `drafter`: all that it proposes is verified. With blocks in host memory, all stored blocks are
@@ -86,6 +88,7 @@ def make_core(
         vocab_size=vocab_size,
         guides=guides,
         pooling=pooling,
+        adapters=adapters,
     )
 
 
