@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 from math import inf
 
+from roseinfer.core.adapters import adapter_key
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.kv.blocks import KEY_BYTES, block_keys
@@ -69,7 +70,10 @@ def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float
         end_s = _or_inf(meta.slo.e2e_s) - age_s
     words = array("Q", keys)[:: KEY_BYTES // _WORD_BYTES].tolist()
     length = meta.predicted_len or 0
-    return RoutingRequest(len(request.prompt.ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n)
+    adapter = (0, 0) if meta.adapter is None else (adapter_key(meta.adapter.digest), meta.adapter.num_bytes)
+    return RoutingRequest(
+        len(request.prompt.ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n, *adapter
+    )
 
 
 def _or_inf(objective_s: float | None) -> float:

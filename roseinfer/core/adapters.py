@@ -4,7 +4,11 @@ An adapter adds scale * B @ A to some weights of a model (Hu et al., 2021). It i
 other weights under an old name are another adapter.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple, Protocol
+
+_KEY_BYTES = 8
 
 
 class Adapter(NamedTuple):
@@ -66,3 +70,14 @@ class AdapterFiles(Protocol):
     def forget(self, digest: str) -> None:
         """Free the host memory of an adapter. Plans in flight may still load it."""
         ...
+
+
+def adapter_key(digest: str) -> int:
+    """Return the start of a digest as a signed integer of 64 bits, which is enough to recognise it. 0 means none."""
+    return int.from_bytes(bytes.fromhex(digest)[:_KEY_BYTES], "big", signed=True)
+
+
+def adapter_keys(digests: Iterable[str], count: int) -> tuple[int, ...]:
+    """Return the keys of the first `count` digests, and 0 for each that is missing."""
+    keys = tuple(map(adapter_key, islice(digests, count)))
+    return keys + (0,) * (count - len(keys))

@@ -7,6 +7,8 @@ from roseinfer.core.step_cost import StepCost
 
 # Upper bounds of the buckets of `Promise.waiting_tokens`: seconds from `at_s` to the deadline of the first token.
 DUE_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, inf)
+# Adapters whose place an engine publishes; it writes a promise per step, so they are few.
+MAX_DEVICE_ADAPTERS_COUNT, MAX_HOST_ADAPTERS_COUNT = 16, 32
 PROMPT_SPAN_S = 10.0  # time constant of `Promise.prompt_share`
 
 
@@ -35,6 +37,10 @@ class Promise(NamedTuple):
     `oldest_wait_s`: seconds since the arrival of the oldest request without a first token, whether it waits or its
     prompt is being computed; 0 = none. `prompt_share`: recent share of the time that prompts took, 0 to about 1, with
     the time constant `PROMPT_SPAN_S`. Steps are split between prompts and decoding by their tokens.
+
+    `device_adapters`, `host_adapters`: keys (`adapter_key`) of LoRA adapters in slots and in host memory, the most
+    recently used first, then zeros. `adapter_load_s_per_byte`: time of a copy to a slot. `adapter_read_s_per_byte`:
+    that of a read from disk. `adapter_slot_wait_s`: time until a slot is free for one more adapter.
     """
 
     at_s: float
@@ -60,8 +66,20 @@ class Promise(NamedTuple):
     experts: float = 0.0
     oldest_wait_s: float = 0.0
     prompt_share: float = 0.0
+    device_adapters: tuple[int, ...] = (0,) * MAX_DEVICE_ADAPTERS_COUNT
+    host_adapters: tuple[int, ...] = (0,) * MAX_HOST_ADAPTERS_COUNT
+    adapter_load_s_per_byte: float = 0.0
+    adapter_read_s_per_byte: float = 0.0
+    adapter_slot_wait_s: float = 0.0
 
     @property
     def constant_s(self) -> float:
         """Return the constant cost of a step at present, experts included."""
         return self.cost.step_s + self.cost.expert_s * self.experts
+
+    def adapter_s(self, key: int, num_bytes: int) -> float:
+        """Return the seconds until a new request could use an adapter. `num_bytes`: size of the adapter."""
+        if key in self.device_adapters:
+            return 0.0
+        read_s = 0.0 if key in self.host_adapters else num_bytes * self.adapter_read_s_per_byte
+        return max(self.adapter_slot_wait_s, read_s) + num_bytes * self.adapter_load_s_per_byte

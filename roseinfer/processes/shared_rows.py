@@ -76,7 +76,7 @@ class SharedRows(Generic[Record]):
 
     A record is written to the older of two slots, with a checksum, and then becomes the newest by one aligned word. So
     a reader finds a whole record also while the next one is written, or after the writer was killed in the middle. The
-    checksum is for machines that reorder writes, and for two writers of one record. A write and a read take 4 us each.
+    checksum is for machines that reorder writes, and for two writers of one record. A write and a read take 6 us each.
     """
 
     def __init__(self, descriptor: int, layout: RowLayout[Record], rows: int) -> None:

@@ -18,7 +18,8 @@ class RoutingRequest(NamedTuple):
     `keys`: of the prompt's full KV blocks in order, chained, each an 8-byte integer; `block_size`: tokens per block.
     `output_tokens`: expected length, 0 if unknown. `ttft_left_s` and `end_left_s`: time left until the deadlines of the
     first token and of the whole request; `tpot_s`: the TPOT objective; inf = no objective. `samples`: outputs per
-    prompt; each has the expected length and the TPOT objective.
+    prompt; each has the expected length and the TPOT objective. `adapter`: key of its LoRA adapter, 0 = none;
+    `adapter_bytes`: the size of that.
     """
 
     prompt_tokens: int
@@ -29,6 +30,8 @@ class RoutingRequest(NamedTuple):
     tpot_s: float = inf
     end_left_s: float = inf
     samples: int = 1
+    adapter: int = 0
+    adapter_bytes: int = 0
 
     @property
     def has_objectives(self) -> bool:
@@ -104,6 +107,10 @@ class Candidate(Protocol):
     @property
     def utilisation(self) -> float:
         """Current utilisation of the engine's time, KV blocks or seats, whichever is highest; 1 = full."""
+        ...
+
+    def holds_adapter(self, request: RoutingRequest) -> bool:
+        """True if the request's LoRA adapter is in a slot, or comes to one because of an earlier request."""
         ...
 
     def forecast(self, request: RoutingRequest, now_s: float, cached_tokens: int) -> EngineForecast: ...

@@ -22,9 +22,10 @@ class PaceRouting:
     where others are while they fit, then where they cost the least. A full fleet keeps them together too: spread
     over all engines they would slow down every request.
 
-    Engines with a long cached prefix come first. Another engine is chosen only if none of them meets the objectives,
-    that one does, and the fleet is not full. A request without objectives goes where the fewest such requests wait.
-    Engines whose policy publishes no costs are chosen by load.
+    Engines with a long cached prefix come first; without any, those with the request's LoRA adapter in a slot. Another
+    engine is chosen only if none of them meets the objectives, that one does, and the fleet is not full. A request
+    without objectives goes where the fewest such requests wait. Engines whose policy publishes no costs are chosen by
+    load.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -36,21 +37,23 @@ class PaceRouting:
         if not priced:
             return self._by_load.choose(request, candidates, now_s)
         cached = _cached_tokens(request, priced)
-        holders = [i for i, tokens in enumerate(cached) if tokens >= MIN_PREFIX_TOKENS]
-        with_prefix = [priced[i] for i in holders]
+        holders, reason = [i for i, tokens in enumerate(cached) if tokens >= MIN_PREFIX_TOKENS], "prefix"
+        if request.adapter and not holders:
+            holders, reason = [i for i, one in enumerate(priced) if one.holds_adapter(request)], "adapter"
+        preferred = [priced[i] for i in holders]
         if not request.has_objectives:
-            if with_prefix and _is_balanced(with_prefix, priced):
-                return self._least_busy(with_prefix), "prefix"
+            if preferred and _is_balanced(preferred, priced):
+                return self._least_busy(preferred), reason
             return self._least_busy(priced), "rest"
         full = sum([candidate.utilisation for candidate in priced]) >= FULL_SHARE * len(priced)
         if not holders or len(holders) == len(priced):
-            return self._best(request, priced, cached, full, now_s)[0], "prefix" if holders else "pace"
-        chosen, score = self._best(request, with_prefix, [cached[i] for i in holders], full, now_s)
+            return self._best(request, priced, cached, full, now_s)[0], reason if holders else "pace"
+        chosen, score = self._best(request, preferred, [cached[i] for i in holders], full, now_s)
         if score[0] and not full:
             other, other_score = self._best(request, priced, cached, full, now_s)
             if not other_score[0]:
                 return other, "promise"
-        return chosen, "prefix"
+        return chosen, reason
 
     def _best(
         self, request: RoutingRequest, candidates: Sequence[Candidate], cached: Sequence[int], full: bool, now_s: float

@@ -66,6 +66,7 @@ class EngineView:
         "_block_share",
         "_blocks",
         "_busy",
+        "_coming_s",
         "_context_s",
         "_current_pace",
         "_delay_s",
@@ -109,6 +110,7 @@ class EngineView:
         self.prefixes = CachedPrefixes(self._blocks)
         self.breaker = Breaker()
         self._sent: deque[SentRequests] = deque()
+        self._coming_s: dict[int, float] = {}  # when adapters can be used that requests since the promise need
         self._recount(_NO_PROMISE)
         self.accepts_requests = self._available
 
@@ -120,6 +122,9 @@ class EngineView:
         while sent and sent[0].at_s <= read_s:
             sent.popleft()
         self._recount(promise)
+        if self._coming_s:
+            here = promise.device_adapters
+            self._coming_s = {key: at_s for key, at_s in self._coming_s.items() if at_s > read_s and key not in here}
         self.accepts_requests = self._available and not promise.draining
 
     def set_available(self, available: bool) -> None:
@@ -144,6 +149,8 @@ class EngineView:
             sent.append(one)
         self._count(one)
         self._update_totals()
+        if request.adapter:
+            self._coming_s[request.adapter] = now_s + self._adapter_s(request, now_s)
         if request.keys:
             cached_blocks = cached_tokens // request.block_size
             other_blocks = share * (outputs / request.block_size) + (share - 1) * (len(request.keys) - cached_blocks)
@@ -216,12 +223,13 @@ class EngineView:
     def forecast(self, request: RoutingRequest, now_s: float, cached_tokens: int) -> EngineForecast:
         """Forecast with S = the smallest TPOT objective including the request's, and c = the constant cost of a step:
 
-        TTFT = rest of the current step + (prompt tokens in prefill or due earlier + its own) / rate + c,
+        TTFT = rest of the current step + (prompt tokens in prefill or due earlier + its own) / rate + c
+               + seconds until its adapter can be used,
         rate = max(keep - c / S - busy, MIN_PROMPT_SHARE) / seconds per prompt token,
         utilisation = (c / S + demand of all requests including this one) / keep, or that of KV blocks or seats if
         higher.
         """
-        prompt, _, block_size, outputs, left_s, tpot_s, end_s, samples = request
+        prompt, _, block_size, outputs, left_s, tpot_s, end_s, samples, adapter, _ = request
         outputs = outputs or self._outputs
         step_s, current_pace = self._step_s, self._current_pace
         if end_s < inf or tpot_s < MIN_TPOT_S:
@@ -234,6 +242,8 @@ class EngineView:
         ttft_s = step_s + (ahead + prompt - cached_tokens) * self._token_s / share
         if self._ends_s > now_s:
             ttft_s += self._ends_s - now_s
+        if adapter:
+            ttft_s += self._adapter_s(request, now_s)
         weight = samples * (self._row_s + self._context_s * (prompt + outputs / 2)) / tpot_s
         utilisation = (constant + self._needed + weight) / self._keep
         held = (
@@ -247,6 +257,17 @@ class EngineView:
         late_s = ttft_s - left_s if ttft_s > left_s else 0.0
         pace_cost = constant - current_pace if current_pace else 0.0  # without other requests none pays for its pace
         return EngineForecast(self.engine, ttft_s, late_s, utilisation, pace_cost, cached_tokens)
+
+    def holds_adapter(self, request: RoutingRequest) -> bool:
+        key = request.adapter
+        return key in self._coming_s or (self.promise is not None and key in self.promise.device_adapters)
+
+    def _adapter_s(self, request: RoutingRequest, now_s: float) -> float:
+        """Return the seconds until the request's adapter can be used, perhaps because of an earlier request for it."""
+        key = request.adapter
+        if key in self._coming_s:
+            return max(0.0, self._coming_s[key] - now_s)
+        return 0.0 if self.promise is None else self.promise.adapter_s(key, request.adapter_bytes)
 
     def attainable_when_idle(self, request: RoutingRequest) -> bool:
         """Return True if the engine would meet the objectives if it were idle."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from roseinfer.cluster.routed import RoutedEngine
-from roseinfer.cluster.routing import prompt_block_keys
-from roseinfer.core.adapters import Adapter
+from roseinfer.cluster.routing import new_ask, prompt_block_keys
+from roseinfer.core.adapters import Adapter, adapter_key
 from roseinfer.core.errors import EngineClosedError, EngineUnavailableError, InvalidRequestError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
@@ -253,3 +253,11 @@ def test_prompts_of_other_weights_share_no_key() -> None:
     distinct = [keys(None), keys(one), keys(other), keys(None, "x"), keys(one, "x"), keys(None, one.digest)]
     parts = [{every[i : i + 32] for i in range(0, len(every), 32)} for every in distinct]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 4 * len(distinct)
+
+
+def test_the_router_learns_of_the_adapter() -> None:
+    wanted = adapter("x", "one")
+    meta = RequestMeta(adapter=wanted)
+    request = GenerateRequest(request_id="r", prompt=Prompt([1], SequenceParams(max_tokens=1), meta))
+    ask = new_ask(request, b"", 16, 0.0)
+    assert (ask.adapter, ask.adapter_bytes) == (adapter_key(wanted.digest), wanted.num_bytes)

@@ -9,7 +9,7 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.step_cost import StepCost
 from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.placer import Placer
-from tests.router.promises import COST, promise
+from tests.router.promises import COST, promise, with_adapters
 
 TIGHT = RoutingRequest(100, output_tokens=200, ttft_left_s=1.0, tpot_s=0.02)
 LOOSE = TIGHT._replace(tpot_s=0.05)
@@ -174,3 +174,54 @@ def test_an_engine_without_a_promise_is_not_preferred() -> None:
 
 def test_no_prompt_is_too_short() -> None:
     assert place(RoutingRequest(0, ttft_left_s=1.0), promise(), promise()).forecast.ttft_s == pytest.approx(0.010)
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------
+ADAPTED = HELD._replace(keys=(), adapter=5, adapter_bytes=10**8)
+
+
+def with_adapter(smallest_s: float, share: float, *, here: bool, **fields: float) -> Promise:
+    """Return the promise of a busy engine that has other adapters too."""
+    return with_adapters((9, 5) if here else (9,), smallest_s=smallest_s, busy=share, **fields)
+
+
+@pytest.mark.parametrize("ask", [ADAPTED, RoutingRequest(100, adapter=5, adapter_bytes=10**8)])
+def test_an_engine_with_the_adapter_comes_first(ask: RoutingRequest) -> None:
+    engines = [
+        with_adapter(0.05, 0.1, here=False),
+        with_adapter(0.02, 0.3, here=True),
+        with_adapter(0.05, 0.1, here=False),
+    ]
+    found = place(ask, *engines)
+    assert found.engine == 1 and found.reason == "adapter"
+    assert place(ask._replace(adapter=0), *engines).engine != 1
+
+
+def test_the_prefix_comes_before_the_adapter() -> None:
+    """A prefix was computed with the adapter, which can be loaded meanwhile."""
+    ask = HELD._replace(adapter=5, adapter_bytes=10**8)
+    found = place(ask, with_adapter(0.05, 0.1, here=False), with_adapter(0.05, 0.1, here=True), holders=(0,))
+    assert found.engine == 0 and found.reason == "prefix"
+
+
+def test_an_engine_with_the_adapter_that_is_late_is_left_for_one_that_can_load_it_in_time() -> None:
+    late, other = with_adapter(0.05, 0.1, here=True, fill_tokens=20_000), with_adapter(0.05, 0.2, here=False)
+    found = place(ADAPTED, late, other)
+    assert found.engine == 1 and found.reason == "promise"
+    found = place(ADAPTED._replace(ttft_left_s=0.1), late, other)
+    assert found.engine == 0, "loading takes .1 s, so neither is in time"
+
+
+def test_best_effort_leaves_a_far_busier_engine_with_its_adapter() -> None:
+    ask = RoutingRequest(100, adapter=5, adapter_bytes=10**8)
+    found = place(ask, with_adapters((5,), running=60), with_adapters((9,)))
+    assert found.engine == 1 and found.reason == "rest"
+
+
+def test_a_burst_for_a_new_adapter_stays_on_one_engine() -> None:
+    placer = Placer("pace", range(4), seed=0)
+    for engine in range(4):
+        placer.update(engine, with_adapters((9,)))
+    found = [placer.place(ADAPTED, 10.0 + i / 1000) for i in range(5)]
+    assert len({each.engine for each in found if each is not None}) == 1
+    assert [each.reason for each in found if each is not None] == ["pace", *["adapter"] * 4]

@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.promise import Promise
 from roseinfer.router.base import EngineForecast, RoutingRequest
 from roseinfer.router.view import MAX_SENT_COUNT, EngineView
-from tests.router.promises import promise
+from tests.router.promises import promise, with_adapters
 
 
 def view(published: Promise | None = None, *, share: int = 1, delay_s: float = 0.0) -> EngineView:
@@ -239,3 +239,58 @@ def test_a_restarted_engine_has_no_history() -> None:
     made.reset()
     assert made.promise is None and made.load == (0, 0) and made.utilisation == 0.0
     assert made.cached_tokens(RoutingRequest(160, range(10))) == 0
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------
+ADAPTED = RoutingRequest(100, ttft_left_s=1.0, adapter=5, adapter_bytes=10**8)
+
+
+def adapter_s(made: EngineView, ask: RoutingRequest = ADAPTED, now_s: float = 10.0) -> float:
+    """Return what the adapter adds to the time to first token."""
+    plain = made.forecast(ask._replace(adapter=0), now_s, 0)
+    return made.forecast(ask, now_s, 0).ttft_s - plain.ttft_s
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "slot_wait_s", "expected_s"),
+    [
+        ((5,), (), 3.0, 0.0),
+        ((9, 5), (5,), 0.0, 0.0),
+        ((9,), (5,), 0.0, 0.002),
+        ((9,), (7,), 0.0, 0.102),
+        ((9,), (5,), 0.5, 0.502),
+        ((9,), (), 0.5, 0.502),  # it is read while the slot drains
+        ((9,), (), 0.05, 0.102),
+    ],
+)
+def test_seconds_of_an_adapter(
+    device: tuple[int, ...], host: tuple[int, ...], slot_wait_s: float, expected_s: float
+) -> None:
+    made = view(with_adapters(device, host, adapter_slot_wait_s=slot_wait_s))
+    assert adapter_s(made) == pytest.approx(expected_s)
+    assert made.holds_adapter(ADAPTED) == (5 in device)
+
+
+def test_a_request_without_an_adapter_waits_for_none() -> None:
+    assert adapter_s(view(with_adapters(adapter_slot_wait_s=3.0)), ADAPTED._replace(adapter=0)) == 0.0
+    assert adapter_s(view()) == 0.0, "nothing is known"
+
+
+def test_later_requests_wait_only_for_the_rest_of_a_load() -> None:
+    made = view(with_adapters())
+    made.on_sent(ADAPTED, 0, 10.0)
+    assert made.holds_adapter(ADAPTED)
+    assert adapter_s(made, now_s=10.06) == pytest.approx(0.042)
+    assert adapter_s(made, ADAPTED._replace(adapter=6), 10.06) == pytest.approx(0.102), "another one"
+    made.update(with_adapters(at_s=10.07))
+    assert adapter_s(made, now_s=10.08) == pytest.approx(0.022), "it is still being loaded"
+    made.update(with_adapters((5,), at_s=10.11))
+    assert made.holds_adapter(ADAPTED) and adapter_s(made, now_s=10.12) == 0.0
+
+
+def test_an_adapter_that_lost_its_slot_has_to_be_loaded_again() -> None:
+    made = view(with_adapters())
+    made.on_sent(ADAPTED, 0, 10.0)
+    made.update(with_adapters((9,), (5,), at_s=11.0))
+    assert not made.holds_adapter(ADAPTED)
+    assert adapter_s(made, now_s=11.0) == pytest.approx(0.002)
