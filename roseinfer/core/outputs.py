@@ -190,7 +190,8 @@ class StateStats(NamedTuple):
     """Statistics of recurrent states, as of the newest step.
 
     `slots_used`: slots of sequences that have a seat. `snapshots`: those that a prefix can find. `taken`: snapshots so
-    far; `skipped`: those for which no slot was free.
+    far; `skipped`: those for which no slot was free, or none with a snapshot of less worth. `host_used`, `host_total`:
+    slots in host memory; `loaded`, `stored`: snapshots copied from and to them.
     """
 
     slots_used: Gauge = 0
@@ -198,6 +199,10 @@ class StateStats(NamedTuple):
     snapshots: Gauge = 0
     taken: Counter = 0
     skipped: Counter = 0
+    host_used: Gauge = 0
+    host_total: Gauge = 0
+    loaded: Counter = 0
+    stored: Counter = 0
 
 
 class DraftStats(NamedTuple):

@@ -27,7 +27,7 @@ class BlockCopy(NamedTuple):
 
 class HostCopy(NamedTuple):
     """Copy all layers of a whole block, from `host` to `block` in `StepPlan.loads` and the other way in
-    `StepPlan.stores`.
+    `StepPlan.stores`. In `StateChanges` both are slots of recurrent states.
     """
 
     block: int
@@ -178,11 +178,14 @@ class StateChanges:
     """Changes of a step in the state group: one slot for each seat, and slots that keep the state at a position.
 
     `copies` are applied together. No slot is a source and a destination; a source may have several destinations.
+    `loads` and `stores` copy between slots and slots in host memory, under the conditions of `StepPlan.loads`.
     """
 
     slots: tuple[SlotChange, ...] = ()
     copies: tuple[SlotCopy, ...] = ()
     snapshots: tuple[StateSnapshot, ...] = ()
+    loads: tuple[HostCopy, ...] = ()
+    stores: tuple[HostCopy, ...] = ()
 
 
 @dataclass(slots=True)
@@ -319,6 +322,7 @@ class StepResult:
     `ahead`: guesses for each row as `StepPlan.ahead` asks for; empty = none for any row.
 
     `loads_s`, `stores_s`: seconds that the plan's loads and stores took, each on its own; 0 = not measured.
+    States count among them.
     `copies_first`: the copies ran before the rows instead of concurrently, so `duration_s` is the sum.
     """
 

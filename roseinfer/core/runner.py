@@ -67,7 +67,8 @@ class RunnerFacts:
     KV block in either memory; 0 = unknown. `pooling`: set if the runner serves prompt-only requests and no others.
     `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only. `windows`: the KV groups after the
     first, in the order of `StepPlan.groups`. `states`: the state group of a model that has recurrent states.
-    `adapters`: slots for LoRA adapters; None = plans use none.
+    `adapters`: slots for LoRA adapters; None = plans use none. `num_host_slots`: slots for states in host memory; 0 =
+    they have no loads or stores.
     """
 
     model_type: str
@@ -92,6 +93,12 @@ class RunnerFacts:
     windows: tuple[WindowPool, ...] = ()
     states: StatePool | None = None
     adapters: AdapterPool | None = None
+    num_host_slots: int = 0
+
+    @property
+    def slot_blocks(self) -> float:
+        """KV blocks that are as large as a slot of recurrent states; 0 if there are none."""
+        return self.states.slot_bytes / self.block_bytes if self.states is not None and self.block_bytes else 0.0
 
 
 class Runner(Protocol):

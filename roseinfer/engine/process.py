@@ -135,6 +135,7 @@ def _build_core(
         prefix_caching=config.cache.enable_prefix_caching,
         spare_from=facts.spare_from,
         num_host_blocks=facts.num_host_blocks,
+        num_host_slots=facts.num_host_slots,
         events=None if publisher is None else publisher.events,
         windows=facts.windows,
         states=facts.states,
@@ -149,7 +150,7 @@ def _build_core(
         facts.max_model_len,
         facts.limits,
         _drafting(config, runner, facts, estimates),
-        offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s),
+        offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s, facts.slot_blocks),
     )
     # A recorded run contains no masks of guides.
     guided = recorder is None and facts.pooling is None

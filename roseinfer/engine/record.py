@@ -193,6 +193,8 @@ class RecordingCore:
         if scheduler.offload is not None:
             setup["num_host_blocks"] = scheduler.offload.num_blocks
             setup["load_s"], setup["store_s"] = scheduler.offload.load_s, scheduler.offload.store_s
+            if (host := scheduler.kv.host_states) is not None:
+                setup["num_host_slots"], setup["slot_blocks"] = host.num_blocks, scheduler.offload.slot_blocks
         if scheduler.kv.windows:
             setup["windows"] = [WindowPool(group.window, group.num_blocks) for group in scheduler.kv.windows]
         if (states := scheduler.kv.states) is not None:

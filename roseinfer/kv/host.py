@@ -8,28 +8,20 @@ look-up recognises by identity whether its result is unchanged.
 from collections.abc import Iterable, Iterator, Sequence
 
 from roseinfer.core.plan import HostCopy
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, IndexListener, Lookup, PrefixIndex
+from roseinfer.kv.blocks import BlockPool, Chain, IndexEntry, Lookup, PrefixIndex
 
 
 class HostCache:
     """`num_blocks` host blocks beside the KV blocks of `pool`, whose content `index` knows.
 
     The least recently used host block makes room for a new one. `begin_store` and `begin_loads` begin copies,
-    `finish_stores` and `finish_loads` end them.
+    `finish_stores` and `finish_loads` end them. `host_index`: an empty index for the host blocks.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        pool: BlockPool,
-        index: PrefixIndex,
-        digest: Digest,
-        listener: IndexListener | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, pool: BlockPool, index: PrefixIndex, host_index: PrefixIndex) -> None:
         self.num_blocks = num_blocks
         self._kv_pool, self._kv_index = pool, index
-        self.index = PrefixIndex(num_blocks, block_size, digest, listener)
+        self.index = host_index
         self._pool = BlockPool(num_blocks, self.index.remove)
         # Source and future entry of running copies by target block. The entry is None if it must not be matched.
         self._storing: dict[int, tuple[int, IndexEntry | None]] = {}
@@ -81,8 +73,12 @@ class HostCache:
             entry = self._kv_index.full_entry(block)
             host = None if entry is None else self.index.block_of(entry.key)
             if host is not None:
-                self._pool.share(host)
-                self._pool.release((host,), self.index.holds)
+                self.touch_host(host)
+
+    def touch_host(self, host: int) -> None:
+        """Mark a host block as recently used."""
+        self._pool.share(host)
+        self._pool.release((host,), self.index.holds)
 
     def begin_store(self, block: int) -> HostCopy | None:
         """Begin to store a KV block. Return None if that is not needed or copies use every host block."""

@@ -7,6 +7,7 @@ sequence also has a slot for its own (`kv/states.py`). A prefix hit is the longe
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy, HostCopy
@@ -15,10 +16,27 @@ from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, Pre
 from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.group import AUDIT_PIECE_BLOCKS, BlockGroup, BlockTable, Growth
 from roseinfer.kv.host import HostCache
-from roseinfer.kv.states import SNAPSHOT_RESERVE_SHARE, StateGroup, StateLookup
+from roseinfer.kv.host_states import HostStates
+from roseinfer.kv.snapshot_index import StateLookup
+from roseinfer.kv.states import SNAPSHOT_RESERVE_SHARE, StateGroup
 from roseinfer.kv.window import WindowGroup, WindowHit
 
 NO_HIT = PrefixHit()
+
+
+class HostHit(NamedTuple):
+    """Continuation of a hit of `cached` tokens in host memory: with its `blocks` loaded, `tokens` are cached.
+
+    `slots`: the host slot of the state after them, if it has to be loaded too.
+    """
+
+    cached: int
+    tokens: int
+    blocks: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.tokens > self.cached
 
 
 @dataclass(slots=True)
@@ -39,8 +57,8 @@ class SequenceKv:
     """Block tables of one sequence, in the first group and in each window group.
 
     `lookup`: last result in the first group's prefix index; `host_lookup`: last result for the following blocks in host
-    memory, `host_state`: last snapshot within them; `agreed`: last agreement of the groups. `wanted`: positions at
-    which other sequences may continue.
+    memory; `device_state`, `host_state`: last snapshots within them, in either memory; `agreed`: last agreement of the
+    groups. `wanted`: positions at which other sequences may continue.
     """
 
     chain: Chain
@@ -48,6 +66,7 @@ class SequenceKv:
     windows: tuple[BlockTable, ...]
     lookup: Lookup | None = None
     host_lookup: Lookup | None = None
+    device_state: StateLookup | None = None
     host_state: StateLookup | None = None
     agreed: AgreedHit | None = None
     wanted: tuple[int, ...] = ()
@@ -68,6 +87,7 @@ class KvManager:
         prefix_caching: bool = True,
         spare_from: int | None = None,
         num_host_blocks: int = 0,
+        num_host_slots: int = 0,
         digest: Digest = sha256,
         events: KvEvents | None = None,
         windows: Sequence[WindowPool] = (),
@@ -75,7 +95,8 @@ class KvManager:
         states: StatePool | None = None,
     ) -> None:
         """spare_from: blocks from there on are used only when no older block is free. num_host_blocks: blocks in host
-        memory; `host` is their `HostCache`, or None without them or a prefix cache. events: collects which blocks are
+        memory; `host` is their `HostCache`, or None without them or a prefix cache. num_host_slots: slots
+        for states in host memory, used if both `host` and `states` are there. events: collects which blocks are
         matchable. windows: pools of the window groups. step_tokens: most tokens of a row, if there are any. states:
         pool of the state group.
         """
@@ -94,7 +115,11 @@ class KvManager:
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
             listener = None if events is None else events.of(CPU)
-            self.host = HostCache(num_host_blocks, block_size, self.pool, self.index, digest, listener)
+            index = PrefixIndex(num_host_blocks, block_size, digest, listener)
+            self.host = HostCache(num_host_blocks, self.pool, self.index, index)
+        self.host_states: HostStates | None = None
+        if num_host_slots and self.host is not None and self.states is not None:
+            self.host_states = HostStates(num_host_slots, self.states, block_size, digest)
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property
@@ -238,48 +263,61 @@ class KvManager:
             group.attach(table, found.blocks, hit.tokens, found.first)
         seq.wanted = (hit.tokens, agreed.lookup.hit.tokens)
 
-    def match_host(self, sequence_id: str, tokens: Sequence[int], hit: PrefixHit) -> tuple[int, ...]:
-        """Return the host blocks that follow a hit that `match` has just returned, full blocks only.
+    def match_host(self, sequence_id: str, tokens: Sequence[int], hit: PrefixHit) -> HostHit:
+        """Return what follows in host memory a hit that `match` has just returned, full blocks only.
         Takes no blocks.
-
-        With a state group, they follow what the first group has, and end at the last snapshot.
         """
         seq = self._sequences[sequence_id]
-        if self.states is not None and seq.lookup is not None:
-            hit = seq.lookup.hit
+        if self.host is not None and self.states is not None:
+            return self._match_host_with_state(seq, tokens, hit, self.host, self.states)
         if self.host is None or hit.partial:
-            return ()
+            return HostHit(hit.tokens, hit.tokens)
         seq.host_lookup = self.host.look_up(seq.chain, tokens, len(hit.blocks), seq.host_lookup)
         found = seq.host_lookup.hit.blocks
-        if self.states is None or not found:
-            return found
-        reach = min(hit.tokens + len(found) * self.block_size, len(tokens) - 1)
-        seq.host_state = self.states.look_up(seq.chain, tokens, reach, seq.host_state)
-        return found[: max(0, seq.host_state.tokens // self.block_size - len(hit.blocks))]
+        return HostHit(hit.tokens, hit.tokens + len(found) * self.block_size, found)
 
-    def tokens_after(self, sequence_id: str, hit: PrefixHit, host_blocks: Sequence[int]) -> int:
-        """Return how many tokens are cached once these blocks, which `match_host` has just returned, are loaded."""
-        lookup = self._sequences[sequence_id].lookup
-        if host_blocks and self.states is not None and lookup is not None:
-            hit = lookup.hit
-        return hit.tokens + len(host_blocks) * self.block_size
+    def _match_host_with_state(
+        self, seq: SequenceKv, tokens: Sequence[int], hit: PrefixHit, host: HostCache, states: StateGroup
+    ) -> HostHit:
+        """Return the continuation of a hit up to the last snapshot in either memory.
 
-    def load(self, sequence_id: str, host_blocks: Sequence[int]) -> list[HostCopy]:
-        """Add blocks to a sequence that holds only a hit of full blocks, and begin to load these host blocks into them.
-        They are what `match_host` has just returned.
+        Its blocks follow what the first group has, which the hit may be a part of.
+        """
+        assert seq.lookup is not None, "the sequence was looked up"
+        first, found = seq.lookup.hit, tuple[int, ...]()
+        if not first.partial:
+            seq.host_lookup = host.look_up(seq.chain, tokens, len(first.blocks), seq.host_lookup)
+            found = seq.host_lookup.hit.blocks
+        reach = min(first.tokens + len(found) * self.block_size, len(tokens) - 1)
+        seq.device_state = last = states.look_up(seq.chain, tokens, reach, seq.device_state)
+        slots: tuple[int, ...] = ()
+        if self.host_states is not None and self.host_states.can_load:
+            seq.host_state = there = self.host_states.find_longest(seq.chain, tokens, reach, seq.host_state)
+            if there.tokens > last.tokens:
+                last, slots = there, (there.slot,)
+        if last.tokens <= hit.tokens:
+            return HostHit(hit.tokens, hit.tokens)
+        return HostHit(
+            hit.tokens, last.tokens, found[: max(0, last.tokens // self.block_size - len(first.blocks))], slots
+        )
+
+    def load(self, sequence_id: str, host_hit: HostHit) -> list[HostCopy]:
+        """Add blocks to a sequence that holds only a hit of full blocks, and begin to load the blocks of a hit in host
+        memory into them. It is what `match_host` has just returned.
 
         The caller has checked `num_free` and ends the loads with `host.finish_loads` or `host.cancel_loads`. The blocks
         must not be read before.
         """
         seq = self._sequences[sequence_id]
         table = seq.table
-        assert self.host is not None and not table.tail_borrowed, "only full blocks are loaded"
         if self.states is not None and seq.lookup is not None:  # the hit was cut to a snapshot
+            held = min(seq.lookup.hit.tokens, host_hit.tokens) // self.block_size
             self._first.release(table)
-            self._first.attach(table, seq.lookup.hit.blocks, seq.lookup.hit.tokens)
-        blocks = self.pool.take(len(host_blocks))
+            self._first.attach(table, seq.lookup.hit.blocks[:held], held * self.block_size)
+        assert self.host is not None and not table.tail_borrowed, "only full blocks are loaded"
+        blocks = self.pool.take(len(host_hit.blocks))
         table.blocks.extend(blocks)
-        return self.host.begin_loads(host_blocks, blocks)
+        return self.host.begin_loads(host_hit.blocks, blocks)
 
     def can_fork(self, parent_id: str, tokens: int) -> bool:
         """True if the parent still holds all that a continuation after its first `tokens` tokens needs."""
@@ -415,6 +453,8 @@ class KvManager:
             group.invalidate(table, seq.chain)
         if self.states is not None:
             self.states.invalidate(seq.chain)
+        if self.host_states is not None:
+            self.host_states.invalidate(seq.chain.keys)
 
     def release(self, sequence_id: str) -> None:
         """Release all blocks of a sequence, which stays open, and its slot."""
@@ -447,7 +487,10 @@ class KvManager:
         for name, seq in self._sequences.items():
             assert all(len(table.blocks) == len(seq.table.blocks) for table in seq.windows), f"tables of {name!r}"
         if self.states is not None:
-            yield from self.states.audit(AUDIT_PIECE_BLOCKS)
+            copied = self.host_states.referenced_blocks() if self.host_states is not None else ()
+            yield from self.states.audit(AUDIT_PIECE_BLOCKS, copied)
+        if self.host_states is not None:
+            yield from self.host_states.audit(AUDIT_PIECE_BLOCKS)
         if self.host is not None:
             yield from self.host.audit(AUDIT_PIECE_BLOCKS)
 

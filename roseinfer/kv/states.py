@@ -7,35 +7,18 @@ prefix. It lasts until its slot is taken again. Slots are taken in the order of 
 worth of the last one that was overwritten when it was last used. Of equal snapshots the least recently used goes first.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from roseinfer.core.plan import SlotCopy
 from roseinfer.core.runner import StatePool
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, PrefixIndex, sha256
+from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, sha256
+from roseinfer.kv.snapshot_index import SnapshotIndex, StateLookup
 
-# Insertions that a remembered look-up can be brought up to date with; after more of them it is made anew.
-MAX_RECENT_COUNT = 256
 # Share of the slots that sequences leave to snapshots, so that prefixes are found when no other slot is free.
 SNAPSHOT_RESERVE_SHARE = 0.25
 # Sequences that have begun from a snapshot where further ones probably will.
 MIN_SHARED_USES = 2
-
-
-class StateLookup(NamedTuple):
-    """Result of a search for a snapshot among the first `upto` tokens of a sequence.
-
-    `tokens`: position of the longest one, in `slot`; 0 = none. `entry`: the index's own object for it. `insertions`:
-    the group's count at that time.
-    """
-
-    upto: int
-    tokens: int
-    slot: int
-    entry: IndexEntry | None
-    insertions: int
 
 
 class SeatedState(NamedTuple):
@@ -62,7 +45,7 @@ class StateGroup:
         self.num_slots, self.slot_bytes = pool.num_slots, pool.slot_bytes
         self._reserved = reserved
         self.block_size = block_size
-        self.index = PrefixIndex(self.num_slots, block_size, digest)
+        self.index = SnapshotIndex(self.num_slots, block_size, digest)
         self.pool = BlockPool(self.num_slots, self.index.remove)
         self._uses = [0] * self.num_slots  # sequences that began from the snapshot in a slot
         self._worth = [0] * self.num_slots  # of the snapshot in a slot; 0 = it is overwritten before others
@@ -71,8 +54,6 @@ class StateGroup:
         self._copied: list[int] = []  # sources of copies in flight
         self._written: set[int] = set()  # slots of snapshots in flight
         self._held: dict[str, _Held] = {}  # by the id of sample 0
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_RECENT_COUNT)  # position and key of insertions
-        self._insertions = 0
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property
@@ -98,35 +79,8 @@ class StateGroup:
 
     # --- prefixes -----------------------------------------------------------------------------------------------
     def look_up(self, chain: Chain, tokens: Sequence[int], upto: int, before: StateLookup | None = None) -> StateLookup:
-        """Return the longest snapshot of a prefix with at most `upto` of a sequence's tokens.
-
-        `before`: the previous result for the same sequence.
-        """
-        if before is not None and before.upto == upto and self._still_valid(before, chain):
-            return before
-        size, blocks = self.block_size, upto // self.block_size
-        if blocks:
-            chain.entry(tokens, blocks - 1)  # makes the keys
-            block_of, keys = self.index.block_of, chain.keys
-            for number in range(blocks, 0, -1):
-                if block_of(keys[number - 1]) is None:  # the common case
-                    continue
-                slot = self.index.find(chain.entry(tokens, number - 1))
-                if slot is not None:
-                    return StateLookup(upto, number * size, slot, self.index.full_entry(slot), self._insertions)
-        return StateLookup(upto, 0, -1, None, self._insertions)
-
-    def _still_valid(self, before: StateLookup, chain: Chain) -> bool:
-        """True if a new search would find the same."""
-        if before.entry is not None and self.index.full_entry(before.slot) is not before.entry:
-            return False
-        new = self._insertions - before.insertions
-        if new > len(self._recent):
-            return False
-        for position, key in islice(reversed(self._recent), new):
-            if before.tokens < position <= before.upto and chain.keys[position // self.block_size - 1] == key:
-                return False
-        return True
+        """Return the longest snapshot of a prefix, as `SnapshotIndex.find_longest` does."""
+        return self.index.find_longest(chain, tokens, upto, before)
 
     def holds(self, chain: Chain, tokens: Sequence[int], position: int) -> bool:
         """True if there is a snapshot of a sequence at this multiple of the block size."""
@@ -160,7 +114,7 @@ class StateGroup:
         if source is not None:
             self.pool.share(source)
             self._uses[source] += 1
-        slot = self._take()
+        slot = self.take_slot()
         self._live[sequence_id] = slot
         if source is None:
             return SeatedState(slot, None)
@@ -172,13 +126,13 @@ class StateGroup:
         """Release the sources of these copies, whose step is complete."""
         for copy in copies:
             self._copied.remove(copy.src)
-            self._release(copy.src)
+            self.release_slot(copy.src)
 
     def release(self, sequence_id: str) -> None:
         """Release the slot of a sequence that no submitted step names, if it has one."""
         slot = self._live.pop(sequence_id, None)
         if slot is not None:
-            self._release(slot)
+            self.release_slot(slot)
 
     # --- snapshots ----------------------------------------------------------------------------------------------
     def begin_snapshot(self, position: int, *, rolling: bool = False) -> int | None:
@@ -186,11 +140,11 @@ class StateGroup:
         if not self.pool.num_free:
             return None
         worth = self._last_worth + position
-        if self._least_worth() > worth:
+        if self._worth_in(self._next()) > worth:
             if not rolling:
                 self._last_worth = worth  # as if it were overwritten at once, so that the others are in time
             return None
-        slot = self._take()
+        slot = self.take_slot()
         self._written.add(slot)
         return slot
 
@@ -205,25 +159,31 @@ class StateGroup:
         self._written.remove(slot)
         if entry is not None and self.index.block_of(entry.key) is None:
             self.index.insert(slot, entry)
+            self.record(slot, position)
             self._uses[slot] = expected_uses
-            self._worth[slot] = 0 if rolling else self._last_worth + position
-            self._insertions += 1
-            self._recent.append((position, entry.key))
+            if rolling:
+                self._worth[slot] = 0
         found = self.index.holds(slot)
-        self._release(slot)
+        self.release_slot(slot)
         return found
+
+    def record(self, slot: int, position: int) -> None:
+        """Record that the index has a new snapshot in `slot`, after `position` tokens."""
+        self.index.record(slot, position)
+        self._uses[slot] = 0
+        self._worth[slot] = self._last_worth + position
 
     def drop(self, slot: int, entry: IndexEntry) -> None:
         """Forget the snapshot `entry` if it is still in `slot`, which is then the next to be taken."""
         if self.index.full_entry(slot) is entry:
             self._drop(slot)
 
-    def settle(self, slot: int, entry: IndexEntry, position: int) -> None:
+    def settle(self, slot: int, entry: IndexEntry) -> None:
         """Give the snapshot `entry`, if it is still in `slot`, the worth of one that is not rolling."""
         if self.index.full_entry(slot) is entry:
-            self._worth[slot] = self._last_worth + position
+            self._worth[slot] = self._last_worth + self.index.positions[slot]
             self.pool.share(slot)
-            self._release(slot)
+            self.release_slot(slot)
 
     def supersede(self, chain: Chain, position: int) -> None:
         """Let the snapshots of a sequence before `position`, where it has a newer one, be overwritten before others.
@@ -235,7 +195,7 @@ class StateGroup:
             if slot is not None and self._uses[slot] < MIN_SHARED_USES and not self.pool.refs[slot]:
                 self._worth[slot] = 0
                 self.pool.share(slot)
-                self._release(slot)
+                self.release_slot(slot)
 
     def invalidate(self, chain: Chain) -> None:
         """Forget all snapshots of a sequence, because it failed."""
@@ -243,6 +203,26 @@ class StateGroup:
             slot = self.index.block_of(key)
             if slot is not None:
                 self._drop(slot)
+
+    def next_overwritten(self, count: int) -> list[int]:
+        """Return up to `count` free slots in the order in which they will be taken, of those with a worth."""
+        free = sorted(self.pool.walk_free(), key=self._worth_in)[:count]
+        return [slot for slot in free if self._worth_in(slot)]
+
+    def take_slot(self) -> int:
+        """Take a free slot, whose snapshot is forgotten. The caller has checked `pool.num_free`, and releases it."""
+        slot = self._next()
+        self._last_worth = max(self._last_worth, self._worth_in(slot))
+        self.pool.share(slot)
+        self.index.remove(slot)
+        return slot
+
+    def release_slot(self, slot: int) -> None:
+        """Drop a reference to a slot."""
+        if self.index.holds(slot) and not self._worth[slot]:
+            self.pool.release_early((slot,))
+        else:
+            self.pool.release((slot,), self.index.holds)
 
     # --- states for the samples of a request ----------------------------------------------------------------------
     def hold(self, family: str, position: int, slot: int) -> None:
@@ -263,7 +243,7 @@ class StateGroup:
         """Release the state that is held for the samples of a request, if there is one."""
         held = self._held.pop(family, None)
         if held is not None:
-            self._release(held.slot)
+            self.release_slot(held.slot)
 
     def _release_held(self, last: str) -> None:
         """Release held slots, the oldest first and that of family `last` last, until one is free."""
@@ -274,38 +254,28 @@ class StateGroup:
         raise AssertionError("the caller checks num_free")
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _least_worth(self) -> int:
-        """Return the least worth of a snapshot in a free slot; 0 if one has none."""
+    def _next(self) -> int:
+        """Return the free slot that is taken next: one without a snapshot, or else that with the least worth."""
         (first,) = self.pool.next_free(1)
-        if not self.index.holds(first) or not self._worth[first]:
-            return 0
-        return min(map(self._worth.__getitem__, self.pool.walk_free()))
+        return first if not self._worth_in(first) else min(self.pool.walk_free(), key=self._worth_in)
 
-    def _take(self) -> int:
-        """Take a free slot: one without a snapshot, or else that with the least worth."""
-        if not self._least_worth():
-            return self.pool.take(1)[0]
-        slot = min(self.pool.walk_free(), key=self._worth.__getitem__)
-        self._last_worth = max(self._last_worth, self._worth[slot])
-        self.pool.share(slot)
-        self.index.remove(slot)
-        return slot
+    def _worth_in(self, slot: int) -> int:
+        """Return the worth of the snapshot in a slot; 0 without one."""
+        return self._worth[slot] if self.index.holds(slot) else 0
 
     def _drop(self, slot: int) -> None:
         self.index.remove(slot)
         self.pool.share(slot)
-        self._release(slot)
+        self.release_slot(slot)
 
-    def _release(self, slot: int) -> None:
-        if self.index.holds(slot) and not self._worth[slot]:
-            self.pool.release_early((slot,))
-        else:
-            self.pool.release((slot,), self.index.holds)
+    def audit(self, piece: int, others: Iterable[int] = ()) -> Iterator[None]:
+        """Raise AssertionError unless every reference has exactly one owner; pause every `piece` slots.
 
-    def audit(self, piece: int) -> Iterator[None]:
-        """Raise AssertionError unless every reference has exactly one owner; pause every `piece` slots."""
+        `others`: slots that copies from and to host memory reference.
+        """
         owners = [0] * self.num_slots
-        for slot in (*self._live.values(), *self._copied, *self._written, *(held.slot for held in self._held.values())):
+        held = [held.slot for held in self._held.values()]
+        for slot in (*self._live.values(), *self._copied, *self._written, *held, *others):
             owners[slot] += 1
         assert owners == self.pool.refs, "reference counts of slots and their owners disagree"
         for slot in (*self._live.values(), *self._written):

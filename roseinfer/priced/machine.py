@@ -29,7 +29,8 @@ class Machine:
     `slowdown`: pairs (at_s, factor) in order; steps that begin from that time on take `factor` times as long.
     `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
     drafts, by position; empty = no step verifies drafts. `windows`: pools of the KV groups after the first.
-    `states`: pool of the state group. `state_s`: seconds to read and write one recurrent state. The costs of decoding
+    `states`: pool of the state group. `num_host_slots`: slots for states in host memory, whose copies cost
+    nothing. `state_s`: seconds to read and write one recurrent state. The costs of decoding
     rows include it, and policies do not consider it elsewhere.
     """
 
@@ -38,6 +39,7 @@ class Machine:
     max_model_len: int = 4096
     num_kv_blocks: int = 8192
     num_host_blocks: int = 0
+    num_host_slots: int = 0
     windows: tuple[WindowPool, ...] = ()
     states: StatePool | None = None
     state_s: float = 0.0

@@ -13,7 +13,7 @@ from roseinfer.attention.base import (
     GraphableAttention,
 )
 from roseinfer.attention.groups import KVGroups
-from roseinfer.attention.host_store import HostStore
+from roseinfer.attention.host_store import BlockStore, HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import make_attention
 from roseinfer.core.errors import ConfigError
@@ -44,9 +44,9 @@ class Shape:
 
     num_blocks: KV blocks of the first of `groups`; window_blocks: of each further group. num_slots: slots of
     recurrent states, at least one if the model has states. backend: as `resolve_backend` returns. kv_dtype: format of K
-    and V in the store. num_host_blocks: KV blocks in host memory, 0 for none. captured_tokens: size of the largest step
-    with prompts that is captured. pooling: how vectors are made; None for generated text. max_ahead: most drafts that a
-    head makes after a row. row_drafts: most drafts that a row verifies.
+    and V in the store. num_host_blocks: KV blocks in host memory, 0 for none. num_host_slots: slots there.
+    captured_tokens: size of the largest step with prompts that is captured. pooling: how vectors are made; None for
+    generated text. max_ahead: most drafts that a head makes after a row. row_drafts: most drafts that a row verifies.
     """
 
     block_size: int
@@ -62,6 +62,7 @@ class Shape:
     window_blocks: tuple[int, ...] = ()
     num_slots: int = 0
     num_host_blocks: int = 0
+    num_host_slots: int = 0
     pooling: PoolingSpec | None = None
     max_ahead: int = 0
     row_drafts: int = 0
@@ -108,7 +109,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     specs = model.state_specs(shape.row_drafts)
     if specs:
         with _memory_for(f"{shape.num_slots} slots of recurrent states", "state_slots"):
-            states = StateSlots(StateStore(shape.num_slots + 1, specs, model.device), shape.max_num_seqs)
+            states = _state_slots(StateStore(shape.num_slots + 1, specs, model.device), shape)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,
@@ -165,8 +166,16 @@ def _pooler(model: CausalLM, spec: PoolingSpec, seats: SeatTable) -> Pooler:
     return Pooler(spec.method, head, seats, model.spec.hidden_size, normalized=spec.normalized)
 
 
-def make_copier(store: KVStore, host: HostStore) -> Copier:
-    if not store.parts[0].is_cuda:
+def _state_slots(store: StateStore, shape: Shape) -> StateSlots:
+    copier = None
+    if shape.num_host_slots:
+        with stage("taking host memory for states"):
+            copier = make_copier(store, HostStore(shape.num_host_slots, store))
+    return StateSlots(store, shape.max_num_seqs, copier)
+
+
+def make_copier(store: BlockStore, host: HostStore) -> Copier:
+    if not store.blocks[0].is_cuda:
         return CpuCopier(store, host)
     from roseinfer.runner.cuda_host_copies import CudaCopier
 

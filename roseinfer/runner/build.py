@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from roseinfer.attention.groups import KVGroups
-from roseinfer.attention.host_store import GIB, check_host_memory, num_host_blocks
+from roseinfer.attention.host_store import GIB, check_host_memory, divide_host_memory
 from roseinfer.attention.kv_fp8 import kv_dtype_of
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
@@ -135,9 +135,13 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             log_start_notes(noted, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
         limits = StepLimits.of(config.scheduler, max_model_len, config.max_step_drafts)
         bytes_per_block = pools[0].item_bytes
-        host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
+        slot_bytes = pools[-1].item_bytes if num_slots else 0
+        host_blocks, host_slots = divide_host_memory(
+            config.cache.kv_offloading_size / group.size, bytes_per_block, num_slots / num_blocks, slot_bytes
+        )
         shape = _shape(config, blocks, max_model_len, backend, kv_dtype, limits, groups)
-        shape = replace(shape, num_slots=num_slots, num_host_blocks=host_blocks, pooling=pooling)
+        shape = replace(shape, num_slots=num_slots, pooling=pooling)
+        shape = replace(shape, num_host_blocks=host_blocks, num_host_slots=host_slots)
         assembly = assemble(model, shape, group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
@@ -171,6 +175,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         default_sampling=_default_sampling(generation),
         startup_s=startup_s,
         num_host_blocks=host_blocks,
+        num_host_slots=host_slots,
         load_s=copies.load_s,
         store_s=copies.store_s,
         experts=None if spec.experts is None else ExpertChoice(spec.experts.count, spec.experts.top_k),

@@ -12,8 +12,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-from roseinfer.attention.host_store import HostStore
-from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.host_store import BlockStore, HostStore
 from roseinfer.core.plan import HostCopy
 from roseinfer.runner.host_copies import CopyTimes, StepCopies
 
@@ -73,8 +72,8 @@ class CudaCopier:
 
     overlaps_steps = True
 
-    def __init__(self, store: KVStore, host: HostStore, driver: CopyDriver | None = None) -> None:
-        device = store.parts[0].device
+    def __init__(self, store: BlockStore, host: HostStore, driver: CopyDriver | None = None) -> None:
+        device = store.blocks[0].device
         self._memory = store, host  # the host store owns the pinned pages; its parts alone do not keep them
         self._steps = torch.cuda.current_stream(device)
         driver = driver or CopyDriver()

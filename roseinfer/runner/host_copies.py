@@ -1,11 +1,10 @@
-"""Copies of KV blocks between the device and host memory."""
+"""Copies of KV blocks, and of slots of states, between the device and host memory."""
 
 from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from roseinfer.attention.host_store import HostStore
-from roseinfer.attention.kv_store import KVStore
+from roseinfer.attention.host_store import BlockStore, HostStore
 from roseinfer.core.plan import HostCopy
 
 _TIMED_BLOCKS = 32
@@ -42,6 +41,18 @@ class Copier(Protocol):
         ...
 
 
+class BothCopies(NamedTuple):
+    """Copies of KV blocks and of states that one step has begun."""
+
+    blocks: StepCopies
+    states: StepCopies
+
+    def wait(self) -> CopyTimes:
+        """Block until all of them are done, and return the sums."""
+        blocks, states = self.blocks.wait(), self.states.wait()
+        return CopyTimes(blocks.load_s + states.load_s, blocks.store_s + states.store_s)
+
+
 class _Done(NamedTuple):
     times: CopyTimes
 
@@ -54,7 +65,7 @@ class CpuCopier:
 
     overlaps_steps = False
 
-    def __init__(self, store: KVStore, host: HostStore) -> None:
+    def __init__(self, store: BlockStore, host: HostStore) -> None:
         self._parts = tuple(zip(store.blocks, host.parts, strict=True))
 
     def start(self, loads: Sequence[HostCopy], stores: Sequence[HostCopy]) -> StepCopies:

@@ -8,7 +8,7 @@ import torch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from roseinfer.runner.device import upload
-from roseinfer.runner.host_copies import Copier, StepCopies
+from roseinfer.runner.host_copies import BothCopies, Copier, StepCopies
 from roseinfer.runner.seats import SeatTable
 
 
@@ -39,10 +39,17 @@ class PlanState:
                 self._copy(changes.copies, group)
         if seats.states is not None:
             seats.states.apply(plan.states, plan.rows)
-        if not (plan.loads or plan.stores):
-            return None
-        assert self._copier is not None, "there are no blocks in host memory"
-        return self._copier.start(plan.loads, plan.stores)
+        return self._start_host_copies(plan) if plan.loads or plan.stores or plan.states is not None else None
+
+    def _start_host_copies(self, plan: StepPlan) -> StepCopies | None:
+        """Start the plan's loads and stores of blocks and states. Return None without any."""
+        copies, of_states = None, None
+        if self.seats.states is not None:
+            of_states = self.seats.states.start_host_copies(plan.states)
+        if plan.loads or plan.stores:
+            assert self._copier is not None, "there are no blocks in host memory"
+            copies = self._copier.start(plan.loads, plan.stores)
+        return BothCopies(copies, of_states) if copies and of_states else copies or of_states
 
     def _copy(self, copies: Sequence[BlockCopy], group: int = 0) -> None:
         assert self._store is not None, "no K/V is kept"
@@ -87,3 +94,5 @@ class PlanState:
         """Wait for copies, since memory is freed with the object."""
         if self._copier is not None:
             self._copier.close()
+        if self.seats.states is not None and self.seats.states.copier is not None:
+            self.seats.states.copier.close()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roseinfer.core.plan import Row, StateChanges, StateSnapshot
+from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.state.batch import (
     COUNT,
     DRAFTS,
@@ -33,8 +34,10 @@ class StateSlots:
     rows that only pad a batch.
     """
 
-    def __init__(self, store: StateStore, max_num_seqs: int) -> None:
+    def __init__(self, store: StateStore, max_num_seqs: int, copier: Copier | None = None) -> None:
+        """copier: copies between `store` and host memory; None if plans have no loads and stores of states."""
         self.store = store
+        self.copier = copier
         self.num_slots = store.num_slots - 1
         self._of_seat = np.full(max_num_seqs + 1, self.num_slots, np.int32)
         self._snapshots: tuple[StateSnapshot, ...] = ()
@@ -62,6 +65,13 @@ class StateSlots:
         for src, dst in changes.copies:
             self.store.copy(src, dst)
         self._snapshots = changes.snapshots
+
+    def start_host_copies(self, changes: StateChanges | None) -> StepCopies | None:
+        """Start a plan's loads and stores, after `apply`. Return None without any."""
+        if changes is None or not (changes.loads or changes.stores):
+            return None
+        assert self.copier is not None, "there are no slots in host memory"
+        return self.copier.start(changes.loads, changes.stores)
 
     def batch(
         self, order: Sequence[int], seats: Sequence[int], starts: Sequence[int], counts: Sequence[int]

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from math import inf
 
 from roseinfer.core.outputs import OffloadStats
-from roseinfer.core.plan import HostCopy, StepPlan, StepResult
+from roseinfer.core.plan import HostCopy, StateChanges, StepPlan, StepResult
 from roseinfer.core.request import Request
 from roseinfer.kv.blocks import IndexEntry, PrefixHit
 from roseinfer.kv.host import HostCache
-from roseinfer.kv.manager import KvManager
+from roseinfer.kv.manager import HostHit, KvManager
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates
 from roseinfer.sched.plan_builder import PlanBuilder
+from roseinfer.sched.state_offload import StateOffload
 
 IDLE_COPIES_S = 0.01  # copies in a step without rows: a request that arrives meanwhile waits for its end
 _COPY_TOLERANCE_SHARE = 1.1  # copies that take this multiple of a step hide what its rows took
@@ -35,28 +36,41 @@ _COST_GAIN_SHARE = 0.25  # weight of a step's copies in the smoothed seconds per
 class OffloadCosts:
     """Costs of computing and of copying. `learns`: the offload feeds `cost`, because the policy does not.
 
-    `load_s`, `store_s`: initial seconds per block.
+    `load_s`, `store_s`: initial seconds per block. `slot_blocks`: KV blocks that are as large as a recurrent state.
     """
 
     cost: CostModel = field(default_factory=lambda: Estimates().cost)
     learns: bool = True
     load_s: float = 0.0
     store_s: float = 0.0
+    slot_blocks: float = 0.0
 
     @classmethod
-    def for_policy(cls, options: object, known: Estimates, load_s: float, store_s: float) -> "OffloadCosts":
+    def for_policy(
+        cls, options: object, known: Estimates, load_s: float, store_s: float, slot_blocks: float = 0.0
+    ) -> "OffloadCosts":
         """Return the costs for a policy with these `options`, which feeds `known` itself if it predicts step times."""
-        return cls(known.cost, not isinstance(options, CostOptions), load_s, store_s)
+        return cls(known.cost, not isinstance(options, CostOptions), load_s, store_s, slot_blocks)
 
 
 @dataclass(slots=True, eq=False)
 class PrefixLoad:
-    """Load that one request waits for. `planned` of its copies are in plans, and `done` of those are complete."""
+    """Load of `tokens` tokens that one request waits for. `state`: copy of the state after them, or None.
+
+    `planned` of its copies are in plans, and `done` of those are complete. That of the state is the last one.
+    """
 
     request: Request
     copies: list[HostCopy]
+    tokens: int
+    state: HostCopy | None = None
     planned: int = 0
     done: int = 0
+
+    @property
+    def total(self) -> int:
+        """Count of its copies, that of the state included."""
+        return len(self.copies) + (self.state is not None)
 
 
 class KvOffload:
@@ -75,6 +89,10 @@ class KvOffload:
     ) -> None:
         self.load_s, self.store_s = offloading.load_s, offloading.store_s
         self._kv, self._host = kv, host
+        self.slot_blocks = offloading.slot_blocks
+        self.states: StateOffload | None = None
+        if kv.states is not None and kv.host_states is not None:
+            self.states = StateOffload(kv, kv.states, kv.host_states)
         self.cost, self._learns = offloading.cost, offloading.learns
         self._loading_changed = loading_changed
         self._queue: deque[PrefixLoad] = deque()  # loads with copies that are in no plan
@@ -89,23 +107,26 @@ class KvOffload:
         self._loads_s = self._stores_s = 0.0
 
     # --- loading compared with computing ------------------------------------------------------------------------
-    def loadable(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> tuple[int, ...]:
-        """Return the host blocks to load after a prefix hit; none if computing them is better.
+    def loadable(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> HostHit | None:
+        """Return what to load from host memory after a prefix hit; None if computing it is better.
 
         Copies must take less time than computing. The steps that pass meanwhile (see `wait_s`) delay this request only,
         while computing would delay all running requests. So the delay of those counts too, at a lower weight than that
         of a first token. The rest of the prompt is computed anyway, and reads the same experts.
         """
-        host_blocks = self._kv.match_host(request.request_id, request.tokens, hit)
-        if not host_blocks:
-            return ()
-        end = self._kv.tokens_after(request.request_id, hit, host_blocks)
-        computed_s = self.cost.params.prefill_s(hit.tokens, end - hit.tokens, inf)
-        if self.wait_s(len(host_blocks), 0, 0) >= computed_s:
-            return ()
-        return host_blocks if self.wait_s(0, in_flight, running) < computed_s * (1 + _ROW_DELAY_SHARE * running) else ()
+        host_hit = self._kv.match_host(request.request_id, request.tokens, hit)
+        if not host_hit:
+            return None
+        computed_s = self.cost.params.prefill_s(hit.tokens, host_hit.tokens - hit.tokens, inf)
+        if self.load_wait_s(host_hit, 0, 0) >= computed_s:
+            return None
+        return host_hit if self.wait_s(0, in_flight, running) < computed_s * (1 + _ROW_DELAY_SHARE * running) else None
 
-    def wait_s(self, blocks: int, in_flight: int, running: int) -> float:
+    def load_wait_s(self, host_hit: HostHit, in_flight: int, running: int) -> float:
+        """Return `wait_s` of what a hit in host memory loads."""
+        return self.wait_s(len(host_hit.blocks) + self.slot_blocks * len(host_hit.slots), in_flight, running)
+
+    def wait_s(self, blocks: float, in_flight: int, running: int) -> float:
         """Return the seconds until `blocks` blocks are loaded, after the loads that are queued already.
 
         A request with a load starts after the steps in flight and the one that carries the load. `running`: number of
@@ -120,20 +141,25 @@ class KvOffload:
         return len(self._loads) + len(self._holding)
 
     # --- loads --------------------------------------------------------------------------------------------------
-    def is_loading(self, host_blocks: Sequence[int]) -> bool:
-        """True if these blocks are being loaded for another request."""
-        return self._host.is_loading(host_blocks)
+    def is_loading(self, host_hit: HostHit) -> bool:
+        """True if a part of this is being loaded for another request."""
+        if self.states is not None and self.states.is_loading(host_hit.slots):
+            return True
+        return self._host.is_loading(host_hit.blocks)
 
-    def begin(self, request: Request, host_blocks: Sequence[int]) -> None:
-        """Begin to load host blocks for a request that holds only its prefix hit. There are enough KV blocks."""
-        load = PrefixLoad(request, self._kv.load(request.request_id, host_blocks))
-        known = len(request.tokens)
-        held = (len(self._kv.table(request.request_id)) - len(host_blocks)) * self._kv.block_size
+    def begin(self, request: Request, host_hit: HostHit) -> None:
+        """Begin to load from host memory for a request that holds only its prefix hit. There are enough KV blocks."""
+        tokens = len(host_hit.blocks) * self._kv.block_size
+        if host_hit.slots:
+            tokens = host_hit.tokens - host_hit.cached
+        load = PrefixLoad(request, self._kv.load(request.request_id, host_hit), tokens)
+        if self.states is not None:
+            load.state = self.states.load(host_hit.slots)
         self._loads[request.request_id] = load
         self._queue.append(load)
         self._queued += len(load.copies)
-        self._queries += known - held
-        self._hits += len(host_blocks) * self._kv.block_size
+        self._queries += len(request.tokens) - host_hit.tokens + tokens
+        self._hits += tokens
         request.loading = True
         self._loading_changed(request)
 
@@ -185,12 +211,14 @@ class KvOffload:
         """
         self._holding.pop(request.request_id, None)
         load = self._loads.pop(request.request_id, None)
-        if load is None or load.planned == len(load.copies):
+        if load is None or load.planned == load.total:
             return
         rest = load.copies[load.planned :]
         self._queue.remove(load)
         self._queued -= len(rest)
         self._host.cancel_loads(rest)
+        if self.states is not None and load.state is not None:
+            self.states.cancel_load(load.state)
 
     # --- stores -------------------------------------------------------------------------------------------------
     def _reuse(self, blocks: Sequence[int]) -> None:
@@ -207,6 +235,8 @@ class KvOffload:
         """Begin to store the blocks of a preempted request, from the first on, as far as a step has time for it."""
         if not self._worth_loading(request.computed):
             return
+        if self.states is not None:
+            self.states.store_last(request)
         blocks = self._kv.table(request.request_id)[: request.computed // self._kv.block_size]
         room = self._copies_within(self._step_s or IDLE_COPIES_S, self.store_s)
         for block in blocks:
@@ -227,7 +257,7 @@ class KvOffload:
     @property
     def must_plan(self) -> bool:
         """True if copies are due even in a plan without rows."""
-        return bool(self._queue or self._new_stores)
+        return bool(self._queue or self._new_stores) or (self.states is not None and self.states.must_plan)
 
     @property
     def reclaimable_blocks(self) -> int:
@@ -247,12 +277,14 @@ class KvOffload:
     def add_copies(self, builder: PlanBuilder) -> None:
         """Add the copies of a step."""
         ahead = 2 * self._kv.blocks_for(builder.budget)
+        if self.states is not None:
+            self._add_state_stores(self.states, builder)
         at_risk = len(builder) > 0 and self._host.eviction_near(ahead)
         if not (at_risk or self._queue or self._new_stores or self._reused):
             return
         rows = builder.rows
         seconds = self.cost.seconds(work_of(rows)) if rows else IDLE_COPIES_S
-        builder.loads = self._next_loads(builder.step, max(1, self._copies_within(seconds, self.load_s)))
+        self._add_loads(builder, max(1, self._copies_within(seconds, self.load_s)))
         room = self._copies_within(seconds, self.store_s)
         while self._reused and len(self._new_stores) < room:
             block, entry = next(iter(self._reused.items()))
@@ -265,22 +297,32 @@ class KvOffload:
             self._new_stores += self._host.store_next_evicted(ahead, max(0, min(room - len(self._new_stores), spare)))
         builder.stores, self._new_stores = self._new_stores, []
 
+    def _add_state_stores(self, states: StateOffload, builder: PlanBuilder) -> None:
+        if len(builder) and states.has_candidates and self._worth_loading(self._kv.max_tokens):
+            seconds = self.cost.seconds(work_of(builder.rows))
+            states.store_next(self._copies_within(seconds, self.store_s * self.slot_blocks))
+        builder.state_stores = states.take_stores()
+
     def _copies_within(self, seconds: float, each_s: float) -> int:
         """Return how many copies of `each_s` seconds fit into a step of `seconds` seconds."""
         return int(seconds / each_s) if each_s > 0 else self._kv.num_blocks
 
-    def _next_loads(self, step: int, room: int) -> list[HostCopy]:
-        found: list[HostCopy] = []
-        while self._queue and len(found) < room:
+    def _add_loads(self, builder: PlanBuilder, room: int) -> None:
+        """Add up to `room` loads of blocks. A load's last step carries that of its state."""
+        while self._queue and len(builder.loads) < room:
             load = self._queue[0]
-            copies = load.copies[load.planned : load.planned + room - len(found)]
-            load.planned += len(copies)
+            copies = load.copies[load.planned : load.planned + room - len(builder.loads)]
+            builder.loads += copies
             self._queued -= len(copies)
-            self._loads_by_step.setdefault(step, []).append((load, len(copies)))
-            found += copies
-            if load.planned == len(load.copies):
+            count = len(copies)
+            load.planned += count
+            if load.state is not None and load.planned == len(load.copies):
+                builder.state_loads = [*builder.state_loads, load.state]
+                load.planned, count = load.total, count + 1
+                room -= round(self.slot_blocks)
+            self._loads_by_step.setdefault(builder.step, []).append((load, count))
+            if load.planned == load.total:
                 self._queue.popleft()
-        return found
 
     def done(self, plan: StepPlan, result: StepResult) -> None:
         """Record that a step and its copies are done."""
@@ -289,25 +331,35 @@ class KvOffload:
             self._step_s = rows_s or result.duration_s
             if self._learns and rows_s:
                 self.cost.observe(work_of(plan.rows, plan.ahead), rows_s)
+        changes = plan.states or StateChanges()
+        if self.states is not None:
+            self.states.done(changes)
+        stores_s, store_s = self._share(result.stores_s, len(plan.stores), len(changes.stores))
+        loads_s, load_s = self._share(result.loads_s, len(plan.loads), len(changes.loads))
         if plan.stores:
             self._host.finish_stores(plan.stores)
             self._stored += len(plan.stores)
-            self._stores_s += result.stores_s
-            self.store_s = _smoothed(self.store_s, result.stores_s, len(plan.stores))
+            self._stores_s += stores_s
         if plan.loads:
             self._host.finish_loads(plan.loads)
             self._loaded += len(plan.loads)
-            self._loads_s += result.loads_s
-            self.load_s = _smoothed(self.load_s, result.loads_s, len(plan.loads))
-            for load, count in self._loads_by_step.pop(plan.step):
-                self._finish_load(load, count)
+            self._loads_s += loads_s
+        self.store_s = _smoothed(self.store_s, store_s)
+        self.load_s = _smoothed(self.load_s, load_s)
+        for load, count in self._loads_by_step.pop(plan.step, ()):
+            self._finish_load(load, count)
+
+    def _share(self, seconds: float, blocks: int, slots: int) -> tuple[float, float]:
+        """Return how much of the time of copies was for blocks, and the time per block; 0 if there are none."""
+        total = blocks + slots * self.slot_blocks
+        return (seconds * blocks / total, seconds / total) if total else (0.0, 0.0)
 
     def _finish_load(self, load: PrefixLoad, count: int) -> None:
         load.done += count
         request = load.request
-        if load.done == len(load.copies) and self._loads.get(request.request_id) is load:
+        if load.done == load.total and self._loads.get(request.request_id) is load:
             del self._loads[request.request_id]
-            self._holding[request.request_id] = len(load.copies) * self._kv.block_size
+            self._holding[request.request_id] = load.tokens
             request.loading = False
             self._loading_changed(request)
 
@@ -348,8 +400,8 @@ def rows_seconds(result: StepResult, duration_s: float) -> float:
     return 0.0 if 0 < _COPY_TOLERANCE_SHARE * max(result.loads_s, result.stores_s) >= result.duration_s else duration_s
 
 
-def _smoothed(before_s: float, seconds: float, blocks: int) -> float:
-    """Return the smoothed seconds per block after `blocks` copies took `seconds`."""
-    if seconds <= 0:
+def _smoothed(before_s: float, block_s: float) -> float:
+    """Return the smoothed seconds per block after copies of `block_s` each; 0 = not measured."""
+    if block_s <= 0:
         return before_s
-    return before_s + _COST_GAIN_SHARE * (seconds / blocks - before_s) if before_s > 0 else seconds / blocks
+    return before_s + _COST_GAIN_SHARE * (block_s - before_s) if before_s > 0 else block_s

@@ -24,6 +24,9 @@ from roseinfer.kv.states import SeatedState
 class PlanBuilder:
     """Step being planned. `budget`: tokens that it may hold. `tokens_left`: the rest of the budget."""
 
+    state_loads: Sequence[HostCopy] = ()
+    state_stores: Sequence[HostCopy] = ()
+
     def __init__(self, step: int, token_budget: int, kv: KvManager) -> None:
         self.step = step
         self.tokens_left = token_budget
@@ -174,15 +177,19 @@ class PlanBuilder:
             stores=self.stores,
             ahead=tuple(self._ahead.get(row.request_id, 0) for row in rows) if self._ahead else (),
             groups=self._groups(),
-            states=self._states() if self.seated or self.snapshots else None,
+            states=None if self._kv.states is None else self._states(),
         )
 
-    def _states(self) -> StateChanges:
-        """Return the changes in the state group."""
+    def _states(self) -> StateChanges | None:
+        """Return the changes in the state group; None without any."""
+        if not (self.seated or self.snapshots or self.state_loads or self.state_stores):
+            return None
         return StateChanges(
             tuple([SlotChange(seat, state.slot) for seat, state in self.seated]),
             tuple([state.copy for _, state in self.seated if state.copy is not None]),
             tuple(self.snapshots),
+            tuple(self.state_loads),
+            tuple(self.state_stores),
         )
 
     def _groups(self) -> tuple[GroupChanges, ...]:

@@ -7,7 +7,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import Admission
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
-from roseinfer.kv.manager import KvManager, PrefixHit
+from roseinfer.kv.manager import HostHit, KvManager, PrefixHit
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import Decision, Verdict
 from roseinfer.sched.roster import Roster
@@ -124,15 +124,15 @@ class Seating:
         request_id, known, offload = request.request_id, len(request.tokens), self._roster.offload
         loaded = offload.release_loaded(request) if offload is not None else 0
         cached = self._attach_cached(request)
-        host_blocks = self.host_blocks_after(request, cached) if offload is not None and not loaded else ()
+        host_hit = self.host_hit_after(request, cached) if offload is not None and not loaded else None
         start = max(0, min(cached - self._recomputed, known - 1))
-        count = 0 if host_blocks else self._first_chunk(builder, decision, request, known - start, others_started)
-        if not (host_blocks or count):
+        count = 0 if host_hit else self._first_chunk(builder, decision, request, known - start, others_started)
+        if not (host_hit or count):
             self.blocked_by = Cause.BUDGET
         elif not self._has_room(builder, request_id, known):
             self.blocked_by = Cause.BLOCKS
-        elif host_blocks:
-            return self._load(request, host_blocks)
+        elif host_hit:
+            return self._load(request, host_hit)
         else:
             self._seat(builder, request, start, cached, count)
             self.prefix_queries += known
@@ -223,8 +223,8 @@ class Seating:
         hit = self._kv.match(request.request_id, request.tokens)
         cached = hit.tokens
         if self._roster.offload is not None:
-            host_blocks = self._roster.offload.loadable(request, hit, *self._activity())
-            cached = self._kv.tokens_after(request.request_id, hit, host_blocks)
+            host_hit = self._roster.offload.loadable(request, hit, *self._activity())
+            cached = hit.tokens if host_hit is None else host_hit.tokens
         return known - min(cached, known - 1)
 
     def load_s(self, request: Request) -> float:
@@ -235,20 +235,20 @@ class Seating:
         if request.fork_of is not None or request.needs_every_position:
             return 0.0
         hit = self._kv.match(request.request_id, request.tokens)
-        blocks = len(offload.loadable(request, hit, *self._activity())) if hit.tokens < known else 0
-        return offload.wait_s(blocks, *self._activity()) if blocks else 0.0
+        host_hit = offload.loadable(request, hit, *self._activity()) if hit.tokens < known else None
+        return offload.load_wait_s(host_hit, *self._activity()) if host_hit else 0.0
 
-    def host_blocks_after(self, request: Request, cached: int) -> tuple[int, ...]:
-        """Return the host blocks to load after the prefix that the request has attached. Needs host memory."""
+    def host_hit_after(self, request: Request, cached: int) -> HostHit | None:
+        """Return what to load after the prefix that the request has attached. Needs host memory."""
         offload = self._roster.offload
         assert offload is not None
         if not cached and request.needs_every_position:
-            return ()
+            return None
         hit = self._kv.match(request.request_id, request.tokens)
         # A fork of a running sample holds the whole prompt, even where the index does not.
-        return offload.loadable(request, hit, *self._activity()) if hit.tokens == cached else ()
+        return offload.loadable(request, hit, *self._activity()) if hit.tokens == cached else None
 
-    def _load(self, request: Request, host_blocks: tuple[int, ...]) -> Start:
+    def _load(self, request: Request, host_hit: HostHit) -> Start:
         """Begin to load a prefix, unless the same blocks are loading already or no seat is left for one more load.
 
         Then the request holds no blocks and is tried again in a later step.
@@ -259,10 +259,10 @@ class Seating:
         if full and self._activity() == (0, 0):
             # The policy starts none of the loaded requests, so one of them gives up its blocks.
             full = not offload.reclaim()
-        if full or offload.is_loading(host_blocks):
+        if full or offload.is_loading(host_hit):
             self._kv.release(request.request_id)
         else:
-            offload.begin(request, host_blocks)
+            offload.begin(request, host_hit)
         return Start.LOADING
 
     def _activity(self) -> tuple[int, int]:

@@ -19,7 +19,6 @@ which still decode, are overwritten before others.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from roseinfer.core.outputs import StateStats
 from roseinfer.core.plan import Row, StateSnapshot, StepPlan, StepResult
@@ -33,12 +32,6 @@ from roseinfer.sched.queue import WaitingQueue
 MIN_ROLLING_TOKENS = 64
 
 
-class _Rolling(NamedTuple):
-    slot: int
-    entry: IndexEntry
-    position: int
-
-
 class Snapshots:
     """Slots and snapshots of one scheduler's requests."""
 
@@ -47,7 +40,7 @@ class Snapshots:
         self._rolling_tokens = max(MIN_ROLLING_TOKENS, kv.block_size)
         self._positions: dict[str, tuple[int, ...]] = {}  # by request: where to take snapshots, rising
         self._diverges: dict[str, int] = {}  # by request: where its prompt diverges from others
-        self._rolling: dict[str, _Rolling] = {}  # by request: the snapshot that the next one replaces
+        self._rolling: dict[str, tuple[int, IndexEntry]] = {}  # by request: the snapshot that the next one replaces
         self._rolling_slots: set[int] = set()  # of such snapshots in flight
         self._known: dict[str, int] = {}  # by request whose last row had drafts: tokens that its state has consumed
         self._taken = self._skipped = 0
@@ -185,12 +178,16 @@ class Snapshots:
         if not request.num_outputs and name not in self._positions:
             self._states.supersede(self._kv.chain(name), position)
         if name in self._rolling:
-            before = self._rolling.pop(name)
-            self._states.drop(before.slot, before.entry)
+            self._states.drop(*self._rolling.pop(name))
         if rolling and found:
-            self._rolling[name] = _Rolling(slot, entry, position)
+            self._rolling[name] = (slot, entry)
 
     # --- inspection ---------------------------------------------------------------------------------------------
     def stats(self) -> StateStats:
-        states = self._states
-        return StateStats(states.num_live, states.num_slots, states.num_snapshots, self._taken, self._skipped)
+        states, host = self._states, self._kv.host_states
+        found = StateStats(states.num_live, states.num_slots, states.num_snapshots, self._taken, self._skipped)
+        if host is None:
+            return found
+        return found._replace(
+            host_used=host.num_used, host_total=host.num_blocks, loaded=host.loaded, stored=host.stored
+        )

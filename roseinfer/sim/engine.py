@@ -158,6 +158,7 @@ class SimulatedEngine:
             machine.block_size,
             prefix_caching=machine.prefix_caching,
             num_host_blocks=machine.num_host_blocks,
+            num_host_slots=machine.num_host_slots,
             windows=machine.windows,
             states=machine.states,
             step_tokens=limits.max_tokens,

@@ -44,6 +44,8 @@ class RecordedConfig:
     block_size: int
     prefix_caching: bool
     num_host_blocks: int = 0
+    num_host_slots: int = 0
+    slot_blocks: float = 0.0
     load_s: float = 0.0
     store_s: float = 0.0
     experts: ExpertChoice | None = None
@@ -297,6 +299,7 @@ def replay(
         setup.block_size,
         prefix_caching=setup.prefix_caching,
         num_host_blocks=setup.num_host_blocks,
+        num_host_slots=setup.num_host_slots,
         windows=setup.windows,
         states=setup.states,
         step_tokens=limits.max_tokens,
@@ -304,7 +307,7 @@ def replay(
     options = options_of(scheduler)
     estimates = estimates or Estimates.of(options, experts=setup.experts)
     policy = make_policy(scheduler, estimates)
-    copies = OffloadCosts.for_policy(options, estimates, setup.load_s, setup.store_s)
+    copies = OffloadCosts.for_policy(options, estimates, setup.load_s, setup.store_s, setup.slot_blocks)
     core = EngineCore(
         Scheduler(scheduler, kv, policy, setup.max_model_len, limits, offloading=copies),
         runner,

@@ -40,7 +40,7 @@ class StateStore:
         return self.part(layer, name) if name in self._places[layer] else None
 
     @property
-    def slots(self) -> tuple[torch.Tensor, ...]:
+    def blocks(self) -> tuple[torch.Tensor, ...]:
         """The tensors as bytes: [num_slots, bytes of a slot in the tensor] uint8 each, views of the same memory."""
         return tuple(tensor.view(self.num_slots, -1).view(torch.uint8) for tensor in self.tensors)
 

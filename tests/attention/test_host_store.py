@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roseinfer.attention import host_store
-from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, num_host_blocks
+from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, divide_host_memory
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.pages import _unlock, fresh_pages, pinned_pages
 from roseinfer.core.errors import ConfigError
@@ -52,10 +52,15 @@ def test_the_memory_is_there_as_long_as_the_store_is(monkeypatch, mode):
 
 
 def test_blocks_of_a_size_in_gib():
-    assert num_host_blocks(0.0, 1 << 20) == 0
-    assert num_host_blocks(1.5, 1 << 20) == 1536
+    assert divide_host_memory(0.0, 1 << 20) == (0, 0)
+    assert divide_host_memory(1.5, 1 << 20) == (1536, 0)
     with pytest.raises(ConfigError, match=r"kv_offloading_size is 0\.001 GiB, but one KV block takes 2359296 bytes"):
-        num_host_blocks(0.001, 2359296)
+        divide_host_memory(0.001, 2359296)
+
+
+def test_slots_of_states_take_the_share_of_the_memory_that_they_have_on_the_device():
+    assert divide_host_memory(1.0, 1 << 20, 0.25, 4 << 20) == (512, 128)
+    assert divide_host_memory(0.0, 1 << 20, 0.25, 4 << 20) == (0, 0)
 
 
 def test_too_large_a_size_is_rejected_with_the_available_memory(monkeypatch):

@@ -48,6 +48,7 @@ def make_core(
     windows: tuple[WindowPool, ...] = (),
     num_slots: int = 0,
     adapters: AdapterRegistry | None = None,
+    num_host_slots: int = 0,
     **scheduler: object,
 ) -> EngineCore:
     """Make a core. `drafter`: all that it proposes is verified. With blocks in host memory, all stored blocks are
@@ -62,6 +63,7 @@ def make_core(
         block_size,
         prefix_caching=prefix_caching,
         num_host_blocks=num_host_blocks,
+        num_host_slots=num_host_slots,
         digest=digest,
         windows=windows,
         step_tokens=limits.max_tokens,
@@ -75,6 +77,7 @@ def make_core(
         pooling=pooling,
         windows=windows,
         num_slots=num_slots,
+        num_host_slots=num_host_slots,
     )
     runner.limits = runner.limits or limits
     if drafter is not None:

@@ -63,6 +63,7 @@ class FakeRunner:
         pooling: PoolingInfo | None = None,
         windows: tuple[WindowPool, ...] = (),
         num_slots: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         self.pooling = pooling
         self.block_size = block_size
@@ -73,7 +74,7 @@ class FakeRunner:
         self.windows = [pool.window for pool in windows]
         # The cache of each KV group: the first one's, then those of the window groups.
         self.caches = [self.cache, *([[EMPTY] * block_size for _ in range(pool.num_blocks)] for pool in windows)]
-        self.slots = FakeSlots(num_slots) if num_slots else None
+        self.slots = FakeSlots(num_slots, num_host_slots) if num_slots else None
         self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self._copied: dict[int, list[list[tuple[int, int]]]] = {}  # by step: what its loads and stores read
         self.seats: dict[int, Seat] = {}
@@ -149,6 +150,8 @@ class FakeRunner:
             self.host[copy.host][:] = [JUNK] * self.block_size
 
     def _end_host_copies(self, plan: StepPlan) -> None:
+        if self.slots is not None:
+            self.slots.end_host_copies(plan)
         read = self._copied.pop(plan.step, [])
         loads, stores = read[: len(plan.loads)], read[len(plan.loads) :]
         for copy, slots in zip(plan.loads, loads, strict=True):

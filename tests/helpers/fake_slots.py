@@ -18,8 +18,10 @@ class FakeSlots:
     row consumes as many as were right before its own tokens.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, num_host_slots: int = 0) -> None:
         self.slots = [JUNK] * num_slots
+        self.host = [JUNK] * num_host_slots
+        self._copied: dict[int, list[tuple[int, int]]] = {}  # by step: what its loads and stores read
         self._of_seat: dict[int, int] = {}
         self._drafts: dict[int, list[int]] = {}  # by slot: fingerprints after the drafts of its last row
 
@@ -39,6 +41,7 @@ class FakeSlots:
         assert len(set(live)) == len(live), "two seats share a slot"
         self._copy(changes, {change.slot for change in changes.slots})
         self._check_snapshots(changes, set(live))
+        self._begin_host_copies(plan.step, changes, set(live))
         for number, row in enumerate(plan.rows):
             self._advance(number, row, prints[row.seat], changes)
 
@@ -52,6 +55,33 @@ class FakeSlots:
             self._drafts.pop(slot, None)
         for copy, state in zip(changes.copies, held, strict=True):
             self.slots[copy.dst] = state
+
+    def _begin_host_copies(self, step: int, changes: StateChanges, live: set[int]) -> None:
+        """Hide what loads and stores write until the step is collected."""
+        loaded, stored_to = [copy.block for copy in changes.loads], [copy.host for copy in changes.stores]
+        stored = {copy.block for copy in changes.stores}
+        assert len(set(loaded)) == len(loaded) and len(set(stored_to)) == len(stored_to), "written once"
+        assert set(stored_to).isdisjoint(copy.host for copy in changes.loads)
+        written = live.union(snapshot.slot for snapshot in changes.snapshots)
+        assert written.isdisjoint(stored), "a slot is stored and written"
+        assert written.union(stored, (copy.src for copy in changes.copies)).isdisjoint(loaded), "used while loaded"
+        read = [*(self.host[copy.host] for copy in changes.loads), *(self.slots[copy.block] for copy in changes.stores)]
+        assert JUNK not in read, "only what is there is copied"
+        self._copied[step] = read
+        for copy in changes.loads:
+            self.slots[copy.block] = JUNK
+        for copy in changes.stores:
+            self.host[copy.host] = JUNK
+
+    def end_host_copies(self, plan: StepPlan) -> None:
+        """Complete the copies of a step that is collected."""
+        changes, read = plan.states or StateChanges(), self._copied.pop(plan.step)
+        for copy, state in zip(changes.loads, read[: len(changes.loads)], strict=True):
+            assert (self.host[copy.host], self.slots[copy.block]) == (state, JUNK), "nobody writes either side"
+            self.slots[copy.block] = state
+        for copy, state in zip(changes.stores, read[len(changes.loads) :], strict=True):
+            assert (self.slots[copy.block], self.host[copy.host]) == (state, JUNK), "nobody writes either side"
+            self.host[copy.host] = state
 
     def _check_snapshots(self, changes: StateChanges, live: set[int]) -> None:
         slots = [snapshot.slot for snapshot in changes.snapshots]

@@ -1,7 +1,7 @@
 """Blocks in host memory: what is kept, what is matched, and what becomes of copies whose sequence has gone."""
 
 from roseinfer.kv.host import HostCache
-from roseinfer.kv.manager import KvManager
+from roseinfer.kv.manager import HostHit, KvManager
 
 SIZE = 4
 
@@ -38,7 +38,7 @@ def overwrite(kv: KvManager) -> None:
 def found(kv: KvManager, name: str, tokens: list[int]) -> tuple[int, int]:
     """Tokens on the device, and blocks behind them in host memory."""
     hit = kv.match(name, tokens)
-    return hit.tokens, len(kv.match_host(name, tokens, hit))
+    return hit.tokens, len(kv.match_host(name, tokens, hit).blocks)
 
 
 def test_without_host_blocks_or_a_prefix_cache_there_is_none() -> None:
@@ -161,7 +161,8 @@ def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back()
     for block in (head, tail, ({0, 1, 2} - {head, tail}).pop()):  # what is freed last is taken first
         kv.close(holders[block])
     kv.open("b")
-    again = kv.load("b", host.look_up(kv.index.chain(""), tokens, 0, None).hit.blocks)
+    blocks = host.look_up(kv.index.chain(""), tokens, 0, None).hit.blocks
+    again = kv.load("b", HostHit(0, len(blocks) * SIZE, blocks))
     host.finish_loads(again)
     assert [copy.block for copy in again] == [3 - head - tail, tail]
     assert kv.match("w", tokens).blocks == kv.table("b")

@@ -3,7 +3,8 @@
 from roseinfer.core.plan import SlotCopy
 from roseinfer.core.runner import StatePool
 from roseinfer.kv.blocks import Chain, root_key, sha256
-from roseinfer.kv.states import MAX_RECENT_COUNT, StateGroup
+from roseinfer.kv.snapshot_index import MAX_RECENT_COUNT
+from roseinfer.kv.states import StateGroup
 
 SIZE = 4
 TOKENS = list(range(100, 140))
@@ -102,7 +103,7 @@ def test_a_rolling_snapshot_is_overwritten_before_others_until_it_settles() -> N
         slot, entry = group.begin_snapshot(20, rolling=True), chain.entry(TOKENS, 4)
         assert slot is not None and group.finish_snapshot(slot, entry, 20, rolling=True)
         if settled:
-            group.settle(slot, entry, 20)
+            group.settle(slot, entry)
         seat(group, "a")
         assert (found(group, TOKENS, 40), found(group, [1, *TOKENS], 40)) == ((20, 0) if settled else (0, 8))
         check(group)

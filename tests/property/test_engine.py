@@ -56,7 +56,7 @@ def run(
     jobs: list[Job], *, fail_on_token: int | None = None, reserve: int = 0, **options: object
 ) -> dict[str, Collected]:
     host, windows = options.get("num_host_blocks", 0), options.get("windows", ())
-    sizes = {"windows": windows, "num_slots": options.get("num_slots", 0)}
+    sizes = {"windows": windows, **{name: options.get(name, 0) for name in ("num_slots", "num_host_slots")}}
     runner = FakeRunner(options["num_blocks"], options["block_size"], VOCAB, fail_on_token, host, **sizes)
     core = make_core(vocab_size=VOCAB, runner=runner, **options)
     core.scheduler.seating.reserve = reserve

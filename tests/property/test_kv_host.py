@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from roseinfer.core.plan import HostCopy
 from roseinfer.kv.blocks import PrefixHit
 from roseinfer.kv.events import KvEvents
-from roseinfer.kv.manager import KvManager
+from roseinfer.kv.manager import HostHit, KvManager
 from tests.helpers.cases import examples
 
 Content = tuple[int, ...] | None
@@ -52,27 +52,28 @@ class Driver:
     def prompt(self) -> list[int]:
         return [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 6 * self.size))]
 
-    def look_up(self, name: str, tokens: list[int]) -> tuple[PrefixHit, tuple[int, ...]]:
+    def look_up(self, name: str, tokens: list[int]) -> tuple[PrefixHit, HostHit]:
         """Check that remembered look-ups equal a new walk, and that their blocks have the right content."""
         hit = self.kv.match(name, tokens)
         assert hit == self.kv.index.match(self.kv.index.chain(""), tokens)
         full = hit.blocks[: hit.tokens // self.size]
         self.check(self.device_holds, full, tokens, 0)
-        host_blocks = self.kv.match_host(name, tokens, hit)
+        host_hit = self.kv.match_host(name, tokens, hit)
+        host_blocks = host_hit.blocks
         assert list(host_blocks) == ([] if hit.partial else self.walk(tokens, len(full)))
         self.check(self.host_holds, host_blocks, tokens, len(full))
-        return hit, host_blocks
+        return hit, host_hit
 
     def start(self) -> None:
         self.names += 1
         name, tokens = str(self.names), self.prompt()
         self.kv.open(name)
-        hit, host_blocks = self.look_up(name, tokens)
+        hit, host_hit = self.look_up(name, tokens)
         self.kv.attach(name, hit)
         self.host.touch(hit.blocks)
-        fits = len(host_blocks) <= self.kv.num_free and not self.host.is_loading(host_blocks)
-        if host_blocks and fits and self.rng.random() < 0.8:
-            self.loading[name] = self.kv.load(name, host_blocks)
+        fits = len(host_hit.blocks) <= self.kv.num_free and not self.host.is_loading(host_hit.blocks)
+        if host_hit and fits and self.rng.random() < 0.8:
+            self.loading[name] = self.kv.load(name, host_hit)
             self.loads += 1
             return
         if not self.grow(name, len(tokens)):

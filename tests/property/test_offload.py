@@ -5,10 +5,12 @@ or target is written meanwhile.
 """
 
 import random
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roseinfer.sched import snapshots
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.offload import OffloadCosts
@@ -20,7 +22,7 @@ EXPENSIVE = CostParams(token_s=1.0)
 
 def offloading(copy_s: float) -> OffloadCosts:
     """Return an offload for which loads always pay; a step without prompts has time for 5 ms of copies."""
-    return OffloadCosts(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
+    return OffloadCosts(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s, slot_blocks=1.5)
 
 
 @examples(250, derandomize=True)
@@ -34,24 +36,39 @@ def offloading(copy_s: float) -> OffloadCosts:
     reserve=st.sampled_from([0, 0, 1, 3]),
     fail_on_token=st.sampled_from([None, None, 7]),
     num_slots=st.sampled_from([0, 0, 1, 3, 8, 30]),
+    num_host_slots=st.sampled_from([0, 1, 2, 8, 30]),
+    rolling_tokens=st.sampled_from([1, 4, 64]),
     options=policies(),
 )
 def test_any_host_memory_gives_the_same_tokens(
-    seed, depth, block_size, spare_blocks, num_host_blocks, copy_s, reserve, fail_on_token, num_slots, options
+    seed,
+    depth,
+    block_size,
+    spare_blocks,
+    num_host_blocks,
+    copy_s,
+    reserve,
+    fail_on_token,
+    num_slots,
+    num_host_slots,
+    rolling_tokens,
+    options,
 ) -> None:
     jobs = make_jobs(random.Random(seed), count=8, longest=20)
-    got = run(
-        jobs,
-        reserve=reserve,
-        fail_on_token=fail_on_token,
-        depth=depth,
-        num_blocks=fits(jobs, block_size) + spare_blocks,
-        block_size=block_size,
-        num_host_blocks=num_host_blocks,
-        offloading=offloading(copy_s),
-        num_slots=num_slots,
-        **options,
-    )
+    with patch.object(snapshots, "MIN_ROLLING_TOKENS", rolling_tokens):
+        got = run(
+            jobs,
+            reserve=reserve,
+            fail_on_token=fail_on_token,
+            depth=depth,
+            num_blocks=fits(jobs, block_size) + spare_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            offloading=offloading(copy_s),
+            num_slots=num_slots,
+            num_host_slots=num_host_slots,
+            **options,
+        )
     assert_same(run_at_ease(jobs, fail_on_token), got)
 
 

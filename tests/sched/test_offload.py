@@ -133,8 +133,8 @@ def test_steps_that_go_by_are_weighed_against_what_computing_takes_from_all_that
     add(core, "c", PROMPT)
     (request,) = core.scheduler.waiting
     hit = core.scheduler.kv.match("c:0", request.tokens)
-    assert len(offload.loadable(request, hit, 1, 0)) == 3, "nobody runs"
-    assert [len(offload.loadable(request, hit, 1, running)) for running in (1, 9, 10)] == [0, 0, 3]
+    assert len(offload.loadable(request, hit, 1, 0).blocks) == 3, "nobody runs"
+    assert [bool(offload.loadable(request, hit, 1, running)) for running in (1, 9, 10)] == [False, False, True]
     core.abort(["c:0"])
     run_dry(core)
 
@@ -224,13 +224,13 @@ def test_blocks_that_wait_for_a_seat_go_to_those_that_run() -> None:
 
 
 def test_a_request_whose_load_is_taken_back_waits_as_before() -> None:
-    core = engine(offloading=priced(0.01))
+    core = engine(offloading=priced(0.0))
     said = keep(core, PROMPT)
-    core.scheduler.offload.load_s = 0.0
     add(core, "c", PROMPT, max_tokens=3, ignore_eos=True, seed=1)
     (request,) = core.scheduler.waiting
-    host_blocks = core.scheduler.seating.host_blocks_after(request, 0)
-    core.scheduler.offload.begin(request, host_blocks)
+    host_hit = core.scheduler.seating.host_hit_after(request, 0)
+    assert host_hit is not None and len(host_hit.blocks) == 3
+    core.scheduler.offload.begin(request, host_hit)
     assert not core.scheduler.waiting.ready()
     assert core.scheduler.offload.reclaim(loads=True)
     core.scheduler.check_integrity()

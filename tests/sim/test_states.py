@@ -51,3 +51,22 @@ def test_states_are_an_option_of_simulate() -> None:
     for wrong in ({"state_slots": 0}, {"state_us": 5.0}):
         with pytest.raises(ConfigError, match="state_slots"):
             CostConfig(**wrong)
+
+
+def test_turns_come_back_from_states_in_host_memory() -> None:
+    """Twelve conversations take turns, and the slots hold the snapshots of three."""
+    found = []
+    for host_slots in (0, 60):
+        machine = Machine(
+            COST,
+            max_model_len=8192,
+            num_kv_blocks=2000,
+            num_host_blocks=2000,
+            states=StatePool(8, 0),
+            num_host_slots=host_slots,
+        )
+        result = simulate(turns(3, 0.2), scheduler_config(max_num_seqs=4, max_num_batched_tokens=512), machine)
+        assert all(life.served for life in result.lifetimes) and result.stats.states is not None
+        assert (result.stats.states.loaded > 0) == (host_slots > 0)
+        found.append(sum(result.reused))
+    assert found[1] > found[0] + 0.1, found

@@ -19,7 +19,7 @@ def test_bytes_of_a_slot():
     assert WIDE.bytes_per_slot == 3 * 4 * 5 * 4 + 4 * 7 * 2
     store = StateStore(5, (WIDE, NARROW, WIDE), CPU)
     assert store.bytes_per_slot == 2 * WIDE.bytes_per_slot + NARROW.bytes_per_slot
-    assert sum(slots.nbytes for slots in store.slots) == 5 * store.bytes_per_slot
+    assert sum(slots.nbytes for slots in store.blocks) == 5 * store.bytes_per_slot
 
 
 def test_each_layer_has_its_own_part():
@@ -35,9 +35,9 @@ def test_each_layer_has_its_own_part():
 def test_copies_a_slot_of_all_layers():
     store = StateStore(5, (WIDE, NARROW, WIDE), CPU)
     fill(store)
-    before = [slots.clone() for slots in store.slots]
+    before = [slots.clone() for slots in store.blocks]
     store.copy(3, 1)
-    for slots, old in zip(store.slots, before, strict=True):
+    for slots, old in zip(store.blocks, before, strict=True):
         assert torch.equal(slots[1], old[3])
         assert torch.equal(slots[[0, 2, 3, 4]], old[[0, 2, 3, 4]])
 
@@ -46,5 +46,5 @@ def test_clears_slots():
     store = StateStore(5, (WIDE, NARROW), CPU)
     fill(store)
     store.clear([0, 4])
-    for slots in store.slots:
+    for slots in store.blocks:
         assert not slots[[0, 4]].any() and slots[1].any() and slots[2].any() and slots[3].any()

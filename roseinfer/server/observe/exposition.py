@@ -172,6 +172,13 @@ def _states(states: StateStats) -> Iterator[_Sample]:
     yield _counter("roseinfer:state_snapshots_taken", "Snapshots of recurrent states", states.taken)
     help = "Snapshots that were left undone because no slot was free or those in free slots were worth more"
     yield _counter("roseinfer:state_snapshots_skipped", help, states.skipped)
+    if not states.host_total:
+        return
+    help = "Share of the slots for recurrent states in host memory that are used, 0 to 1"
+    yield _gauge("roseinfer:state_host_slots_usage_perc", help, states.host_used / states.host_total)
+    for direction, count in (("CPU_to_GPU", states.loaded), ("GPU_to_CPU", states.stored)):
+        help = "Recurrent states copied from and to host memory"
+        yield _counter("roseinfer:state_offload_snapshots", help, count, transfer_type=direction)
 
 
 def _speculation(drafts: Sequence[DraftStats]) -> Iterator[_Sample]:

@@ -154,6 +154,11 @@ def test_metrics_of_recurrent_states(server: LiveServer) -> None:
         "roseinfer:state_snapshots_taken_total": 40, "roseinfer:state_snapshots_skipped_total": 2,
     }.items():  # fmt: skip
         assert server.metric(name, **LABELS) == value, name
+    assert "roseinfer:state_offload" not in server.get("/metrics").text, "no host memory"
+    server.engine.snapshot = SchedulerStats(states=StateStats(3, 12, 5, 40, 2, 6, 24, 7, 9))
+    assert server.metric("roseinfer:state_host_slots_usage_perc", **LABELS) == 0.25
+    for direction, count in (("CPU_to_GPU", 7), ("GPU_to_CPU", 9)):
+        assert server.metric("roseinfer:state_offload_snapshots_total", transfer_type=direction, **LABELS) == count
 
 
 def test_steps(server: LiveServer) -> None:
