@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from roseinfer.quant.base import AdapterRows
 from roseinfer.state.batch import StateBatch
 
 
@@ -38,7 +39,7 @@ class ForwardBatch:
     decode_len [R] int32 and chunk_map [G, CHUNK_FIELD_COUNT] int32 (from the backend's `map_chunks`) are set if the
     batch is captured for steps that mix decodes and chunks; the device then knows which rows are which. decode_len is
     the context of decoding rows, which come first, and 0 for the others. divided: chunk_map may divide contexts.
-    states: slots of the rows; None for models without states.
+    states: slots of the rows; None for models without states. adapters: of the rows; None if no row has one.
     """
 
     input_ids: torch.Tensor
@@ -57,6 +58,7 @@ class ForwardBatch:
     chunk_map: torch.Tensor | None = None
     divided: bool = False
     states: StateBatch | None = None
+    adapters: AdapterRows | None = None
 
     @property
     def num_rows(self) -> int:

@@ -35,6 +35,7 @@ class Decoder:
         if spec.tied_embeddings:
             self.ignored += tuple(rf"{re.escape(head)}\.weight" for head in family.heads)
         self._family = family
+        self._adapting = build.adapting
         self._tokens = VocabEmbedding(spec.vocab_size, spec.hidden_size)
         self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.learned_positions else None
         rotaries = _Rotaries(spec, build.device)
@@ -59,8 +60,7 @@ class Decoder:
         self._head.load(source, prefix + names.norm, None if tied else head, self._tokens)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        step = StepContext(batch, attention)
-        x = self._entering(batch)
+        step, x = self._begin(batch, attention)
         for block in self._blocks:
             x = block(x, step)
         return x
@@ -73,8 +73,7 @@ class Decoder:
         boundaries: n ascending numbers of layers; the number of layers stands for the stream after the last one. The
         states are [T, n * hidden].
         """
-        step = StepContext(batch, attention)
-        x = self._entering(batch)
+        step, x = self._begin(batch, attention)
         states = x.new_empty((x.shape[0], len(boundaries), x.shape[1]))
         done = 0
         for place, boundary in enumerate(boundaries):
@@ -86,8 +85,13 @@ class Decoder:
             x = block(x, step)
         return x, states.flatten(1)
 
+    def _begin(self, batch: ForwardBatch, attention: AttentionBackend) -> tuple[StepContext, torch.Tensor]:
+        """Return the context of a step and the residual stream entering the first layer."""
+        if self._adapting is not None:
+            self._adapting.begin(batch.adapters)
+        return StepContext(batch, attention), self._entering(batch)
+
     def _entering(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return the residual stream entering the first layer."""
         x = self._tokens(batch.input_ids)
         if self._embedding_multiplier != 1.0:
             x = x * self._embedding_multiplier

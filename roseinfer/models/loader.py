@@ -22,7 +22,7 @@ from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
-from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
+from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import WideningSource
 from roseinfer.quant.select import choose_format
@@ -69,13 +69,15 @@ def load_model(
     quantization: str | None = None,
     weight_format: WeightFormat | None = None,
     steady_text: bool = False,
+    adapting: LayerAdapting | None = None,
 ) -> Decoder:
     """Return a model that is ready to run, or this process's part of a model that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`, or the GGUF file at that path. "dummy" reads no file and
     draws weights from `seed` (the same on the same kind of device). `quantization`: as in `ModelConfig`.
     `weight_format`: format of the linear layers, by default chosen from `quantization` and the checkpoint.
-    `steady_text`: as in `DummyWeights`. Weights never require gradients; run forward passes in `torch.inference_mode`.
+    `steady_text`: as in `DummyWeights`. `adapting`: extends the linear layers. Weights never require gradients; run
+    forward passes in `torch.inference_mode`.
 
     Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
     unexpected or not finite. Raise `ConfigError` for a group that cannot share the model, or a format that the device
@@ -84,7 +86,7 @@ def load_model(
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
     chosen = weight_format or choose_format(quantization, spec.quantization, device, computed, dummy=dummy)
-    build = Build(computed, device, group or SingleRank(), chosen)
+    build = Build(computed, device, group or SingleRank(), chosen, adapting)
     model = build_model(spec, build)
     if dummy:
         model.load(

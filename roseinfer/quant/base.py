@@ -57,6 +57,14 @@ class Matmul(Protocol):
         """Return the product of norm(x), without a residual."""
         ...
 
+    def bare(self) -> "Matmul":
+        """Return the product by the same weight without the epilogue: x @ weight.T + bias.
+
+        Its dtype is the one that the epilogue is computed in. A gate's epilogue of this result is the product, bit for
+        bit on a CPU.
+        """
+        ...
+
 
 class Pair(Protocol):
     """Two products; only the second one reads the result of the first."""
@@ -207,11 +215,27 @@ class WeightFormat(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Adapters of a step's rows, of which at least one has one.
+
+    slots: of each row in the batch's order; -1 for the model itself. In a captured batch they are placeholders.
+    of_tokens: [T] int32, the same of each packed token.
+    """
+
+    slots: list[int]
+    of_tokens: torch.Tensor
+
+
 class LayerAdapting(Protocol):
     """Extension of a model's linear layers while they are loaded."""
 
     def adapt(self, matmul: Matmul, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         """Return a product of the loaded layer that also adds what the adapters of its rows change."""
+        ...
+
+    def begin(self, rows: AdapterRows | None) -> None:
+        """Set the adapters of the next forward pass; None if no row has one."""
         ...
 
 

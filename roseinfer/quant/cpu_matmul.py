@@ -4,6 +4,7 @@
 """
 
 import math
+from copy import copy
 from types import TracebackType
 
 import torch
@@ -74,6 +75,9 @@ class PlainMatmul:
         self._bias = bias
         self._epilogue = epilogue
 
+    def bare(self) -> "PlainMatmul":
+        return PlainMatmul(self._weight, self._bias)
+
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -96,10 +100,18 @@ class PackedMatmul:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, TUNED_ROWS)
         self._bias = bias
+        self._set_epilogue(epilogue)
+
+    def _set_epilogue(self, epilogue: Epilogue) -> None:
         self._left = epilogue if epilogue.gated else None
         self._attr, self._algorithm = _POINTWISE[None if epilogue.gated else epilogue.activation]
         self._unary = torch.ops.mkldnn._linear_pointwise.default
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
+
+    def bare(self) -> "PackedMatmul":
+        other = copy(self)
+        other._set_epilogue(NO_EPILOGUE)
+        return other
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None

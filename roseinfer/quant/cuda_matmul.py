@@ -17,6 +17,9 @@ class CudaMatmul:
         self._epilogue = epilogue
         self._few = SkinnyMatmul(weight, None, bias, epilogue)
 
+    def bare(self) -> "CudaMatmul":
+        return CudaMatmul(self._weight, self._bias, NO_EPILOGUE)
+
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -26,10 +26,15 @@ class Fp8Matmul:
         Raises `UnsupportedModelError` for a weight of an unsupported shape.
         """
         check_shape(weight)
+        self._weight = weight
+        self._parts = parts
         self._factor = Fp8Factor(weight.codes, weight.scales, parts)
         self._bias = bias
         self._epilogue = epilogue
         self.few = SkinnyMatmul(weight.codes, weight.scales, bias, epilogue)
+
+    def bare(self) -> "Fp8Matmul":
+        return Fp8Matmul(self._weight, self._bias, NO_EPILOGUE, self._parts)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None

@@ -26,6 +26,12 @@ class Int8Matmul:
         self._bias = bias
         self._epilogue = epilogue
         self._rotation = rotation
+        self._narrows = True  # the result to the dtype of x
+
+    def bare(self) -> "Int8Matmul":
+        other = Int8Matmul(self.product, self._bias, rotation=self._rotation)
+        other._narrows = False
+        return other
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -44,7 +50,7 @@ class Int8Matmul:
             result.add_(residual)
         if out is not None:
             return out.copy_(result)
-        return result if dtype is torch.float32 else result.to(dtype)
+        return result.to(dtype) if self._narrows else result
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self(norm(x), None, out)

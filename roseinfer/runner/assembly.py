@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from roseinfer.adapters.memory import AdapterMemory
 from roseinfer.attention.base import (
     AttentionBackend,
     AttentionShape,
@@ -47,6 +48,7 @@ class Shape:
     and V in the store. num_host_blocks: KV blocks in host memory, 0 for none. num_host_slots: slots there.
     captured_tokens: size of the largest step with prompts that is captured. pooling: how vectors are made; None for
     generated text. max_ahead: most drafts that a head makes after a row. row_drafts: most drafts that a row verifies.
+    adapters: slots and files of LoRA adapters; None without.
     """
 
     block_size: int
@@ -66,6 +68,7 @@ class Shape:
     pooling: PoolingSpec | None = None
     max_ahead: int = 0
     row_drafts: int = 0
+    adapters: AdapterMemory | None = None
 
 
 @runtime_checkable
@@ -119,6 +122,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             model.device,
             spare_blocks=(shape.num_blocks, *shape.window_blocks),
             states=states,
+            adapters=shape.adapters is not None,
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
     forward, graphs = _forward_pass(model, attention, store, seats, shape, group or SingleRank())
@@ -134,7 +138,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             draft_steps = _draft_steps(model, attention, store, seats, shape)
             if shape.graphs and isinstance(draft_steps, Capturable):
                 graphs = (*graphs, draft_steps)
-        runner = ModelRunner(model, forward, store, seats, shape.limits, copier, draft_steps)
+        runner = ModelRunner(model, forward, store, seats, shape.limits, copier, draft_steps, shape.adapters)
     else:
         pooler = _pooler(model, shape.pooling, seats)
         runner = PoolingRunner(forward, PlanState(store, seats, copier), shape.limits, pooler)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from roseinfer.adapters.memory import AdapterMemory
 from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.host_store import GIB, check_host_memory, divide_host_memory
 from roseinfer.attention.kv_fp8 import kv_dtype_of
@@ -30,6 +31,7 @@ from roseinfer.models.pooling.config import PoolingSpec, read_pooling_spec
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
+from roseinfer.runner.build_adapters import adapting_of, check_no_adapters, with_slots
 from roseinfer.runner.build_encoder import build_encoder
 from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head, without_used_head
 from roseinfer.runner.cache_size import (
@@ -60,7 +62,9 @@ CPU_REHEARSAL_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class BuiltRunner:
-    """Runner, its facts, and its reader of LoRA adapters; None without them."""
+    """Runner that is ready for plans. `adapters`: set with `facts.adapters`; its first results are the adapters of
+    the options.
+    """
 
     runner: ModelRunner | PoolingRunner
     facts: RunnerFacts
@@ -78,6 +82,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
     group = group or SingleRank()
     _set_threads(config, group)
     if is_encoder(folder):
+        check_no_adapters(config.adapters, folder.name)
         runner, facts = build_encoder(config, folder, group)
         return BuiltRunner(runner, facts)
     check_host_memory(int(config.cache.kv_offloading_size * GIB))
@@ -86,6 +91,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         spec = read_model_spec(folder, config.model.max_model_len)
         pooling = read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
         if pooling is not None:
+            check_no_adapters(config.adapters, spec.architecture)
             config = replace(config, speculation=SpeculationConfig(speculation="off"))  # nothing is generated
             if pooling.task is PoolingTask.EMBED:
                 spec = replace(spec, tied_embeddings=True)  # the head is not needed, and may be missing
@@ -103,6 +109,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             folder, config.model.generation_config, config.model.override_generation_config
         )
         check_context(config.model.max_model_len, spec.max_position)
+        adapting = adapting_of(config.adapters)
         target = load_model(
             folder,
             spec,
@@ -113,13 +120,15 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             quantization=config.model.quantization,
             group=group,
             steady_text=config.speculation.recorded,
+            adapting=adapting,
         )
         _check_keys(spec, kv_dtype, target.kv_scales)
+        adapters = None if adapting is None else with_slots(config, adapting, target, group.size)
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target, folder)
     with phase(startup_s, "cache"):
         groups = _kv_groups(config, model)
         pools = _pools(config, model, kv_dtype, groups)
-        default_bytes = partial(_default_bytes, config, model, backend, kv_dtype, group.size, pooling)
+        default_bytes = partial(_default_bytes, config, model, backend, kv_dtype, group.size, pooling, adapters)
         sizes = tuple(map(group.minimum, pool_sizes(config.cache, pools, default_bytes)))
         blocks, num_slots = sizes[: groups.count], sum(sizes[groups.count :])
         num_blocks, *window_blocks = blocks
@@ -140,12 +149,13 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             config.cache.kv_offloading_size / group.size, bytes_per_block, num_slots / num_blocks, slot_bytes
         )
         shape = _shape(config, blocks, max_model_len, backend, kv_dtype, limits, groups)
-        shape = replace(shape, num_slots=num_slots, pooling=pooling)
+        shape = replace(shape, num_slots=num_slots, pooling=pooling, adapters=adapters)
         shape = replace(shape, num_host_blocks=host_blocks, num_host_slots=host_slots)
         assembly = assemble(model, shape, group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
-        _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), blocks, pooling)
+        for slot in (-1,) if adapters is None else (-1, 0):
+            _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), blocks, pooling, slot)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, blocks, [min(few, limits.max_tokens)])
@@ -183,8 +193,9 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         pooling=None if pooling is None else pooling.info(pooling_head(model, pooling).width),
         windows=tuple(map(WindowPool, groups.windows, window_blocks)),
         states=StatePool(num_slots, _state_bytes(config, model)) if num_slots else None,
+        adapters=None if adapters is None else adapters.pool(),
     )
-    return BuiltRunner(assembly.runner, facts)
+    return BuiltRunner(assembly.runner, facts, adapters)
 
 
 @cache
@@ -258,11 +269,12 @@ def _default_bytes(
     kv_dtype: torch.dtype,
     ranks: int,
     pooling: PoolingSpec | None,
+    adapters: AdapterMemory | None,
 ) -> int:
     """Return the memory of the KV cache if no option says it."""
     if model.device.type == "cpu":
-        return default_cpu_cache_bytes(config.engines * ranks)
-    return free_cuda_bytes(config, model, backend, kv_dtype, pooling)
+        return default_cpu_cache_bytes(config.engines * ranks, 0 if adapters is None else adapters.device_bytes)
+    return free_cuda_bytes(config, model, backend, kv_dtype, pooling, adapters)
 
 
 def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -> list[int]:
@@ -279,6 +291,7 @@ def _rehearse_whole(
     lengths: Sequence[int],
     num_blocks: Sequence[int],
     pooling: PoolingSpec | None,
+    adapter_slot: int = -1,
 ) -> None:
     """Rehearse prompts of these lengths with all that their rows may ask for: every position, or drafts."""
     rehearse(
@@ -289,6 +302,7 @@ def _rehearse_whole(
         every_position=pooling is not None and pooling.method.needs_every_position,
         drafts=_rehearsed_drafts(limits, lengths, assembly.seats.device),
         ahead=drafts_ahead(config.speculation),
+        adapter_slot=adapter_slot,
     )
 
 
@@ -326,7 +340,12 @@ def _shape(
 
 
 def free_cuda_bytes(
-    config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype, pooling: PoolingSpec | None = None
+    config: EngineConfig,
+    model: CausalLM,
+    backend: str,
+    kv_dtype: torch.dtype,
+    pooling: PoolingSpec | None = None,
+    adapters: AdapterMemory | None = None,
 ) -> int:
     """Return GPU memory for the KV cache: the configured share of the total, less memory in use and that of a full
     step.
@@ -345,12 +364,13 @@ def free_cuda_bytes(
     before = torch.cuda.memory_allocated(model.device)
     shape = _shape(config, num_blocks, context, backend, kv_dtype, limits, groups)
     # States of all rows would take most of the memory, so rows share two slots.
-    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, num_slots=2, pooling=pooling)
+    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, num_slots=2, pooling=pooling, adapters=adapters)
     assembly = assemble(model, shape)
     _compile(assembly, model, shape)
     torch.cuda.reset_peak_memory_stats(model.device)
     try:
-        _rehearse_whole(assembly, config, limits, lengths, num_blocks, pooling)
+        slot = -1 if adapters is None else 0
+        _rehearse_whole(assembly, config, limits, lengths, num_blocks, pooling, slot)
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"

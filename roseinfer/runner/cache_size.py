@@ -172,6 +172,8 @@ def spare_from(config: CacheConfig, context: int, device: str) -> int | None:
     return MAX_CPU_CACHED_CONTEXTS * -(-context // config.block_size)
 
 
-def default_cpu_cache_bytes(engines: int = 1) -> int:
-    """Return the default cache size of each of `engines` on this machine."""
-    return min(int(available_memory_bytes() * CPU_CACHE_SHARE) // engines, CPU_CACHE_BYTES)
+def default_cpu_cache_bytes(engines: int = 1, others: int = 0) -> int:
+    """Return the default cache size of each of `engines` on this machine. others: bytes that each of them will use
+    for something else.
+    """
+    return min(int((available_memory_bytes() - engines * others) * CPU_CACHE_SHARE) // engines, CPU_CACHE_BYTES)

@@ -6,14 +6,14 @@ fixed number of tensor calls.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from operator import add, gt, sub
 from typing import Protocol
 
 import torch
 
 from roseinfer.attention.base import AttentionBackend
-from roseinfer.attention.batch import ForwardBatch, Paging
+from roseinfer.attention.batch import AdapterRows, ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
@@ -91,9 +91,15 @@ def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
     if any(columns.drafts):
         seats.write_drafts(columns.seat, columns.start, columns.drafts)
     context_lens = list(map(add, columns.start, columns.count))
-    if columns.only_decodes:
-        return _decode_batch(columns, seats, context_lens)
-    return mixed_batch(columns, seats, context_lens)
+    make = _decode_batch if columns.only_decodes else mixed_batch
+    batch = make(columns, seats, context_lens)
+    return batch if seats.adapted.isdisjoint(columns.seat) else replace(batch, adapters=_adapter_rows(columns, seats))
+
+
+def _adapter_rows(columns: Columns, seats: SeatTable) -> AdapterRows:
+    slots = [seats.at(seat).adapter_slot for seat in columns.seat]
+    of_tokens = chain.from_iterable(map(repeat, slots, columns.count))
+    return AdapterRows(slots, upload(list(of_tokens), torch.int32, seats.device))
 
 
 def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:

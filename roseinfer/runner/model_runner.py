@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from roseinfer.adapters.memory import AdapterMemory
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.errors import NO_TOKEN_ALLOWED
 from roseinfer.core.observer import Span, unobserved
@@ -97,16 +98,17 @@ class ModelRunner:
         limits: StepLimits,
         copier: Copier | None = None,
         draft_steps: HeadSteps | None = None,
+        adapters: AdapterMemory | None = None,
     ) -> None:
         """`copier`: copies between the store and host memory; without one, plans have no loads and stores.
-        `draft_steps`: of a model with a draft head.
+        `draft_steps`: of a model with a draft head. `adapters`: None if requests have none.
         """
         self.capabilities = Capabilities(drafts=True, masks=True, logprobs=True, ahead=draft_steps is not None)
         self._draft_steps = draft_steps
         self._limits = limits
         self._model = model
         self._forward_pass = forward
-        self._state = PlanState(store, seats, copier)
+        self._state = PlanState(store, seats, copier, adapters)
         self._seats = seats
         self._sampler = Sampler(seats)
         self._timers = StepTimers(seats.device)
@@ -165,6 +167,8 @@ class ModelRunner:
     def collect(self, handle: StepHandle) -> StepResult:
         """Wait for a sampled step."""
         duration_s = handle.timer.wait()
+        if handle.plan.adapter_loads:
+            self._state.finish_adapters()
         rows = handle.plan.rows
         sampled = handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from roseinfer.adapters.memory import AdapterMemory
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from roseinfer.runner.device import upload
@@ -14,14 +15,22 @@ from roseinfer.runner.seats import SeatTable
 
 class PlanState:
     """State of one runner. `copier`: copies between `store` and host memory; None if plans have no loads and stores.
+    `adapters`: None if plans load none.
 
     `store`: None if no K/V is kept; then KV blocks exist in plans only.
     """
 
-    def __init__(self, store: KVStore | None, seats: SeatTable, copier: Copier | None = None) -> None:
+    def __init__(
+        self,
+        store: KVStore | None,
+        seats: SeatTable,
+        copier: Copier | None = None,
+        adapters: AdapterMemory | None = None,
+    ) -> None:
         self.seats = seats
         self._store = store
         self._copier = copier
+        self._adapters = adapters
 
     def apply(self, plan: StepPlan) -> StepCopies | None:
         """Apply the plan's changes. Return its copies from and to host memory, which have been started."""
@@ -39,6 +48,8 @@ class PlanState:
                 self._copy(changes.copies, group)
         if seats.states is not None:
             seats.states.apply(plan.states, plan.rows)
+        if self._adapters is not None:
+            self._adapters.start(plan.adapter_loads)
         return self._start_host_copies(plan) if plan.loads or plan.stores or plan.states is not None else None
 
     def _start_host_copies(self, plan: StepPlan) -> StepCopies | None:
@@ -79,6 +90,11 @@ class PlanState:
             made.append(result)
         return made
 
+    def finish_adapters(self) -> None:
+        """Wait for the loads of adapters that were started."""
+        if self._adapters is not None:
+            self._adapters.finish()
+
     def finish(self, result: StepResult, copies: StepCopies) -> StepResult:
         """Wait for the step's copies from and to host memory, and return its result with their times."""
         loads_s, stores_s = copies.wait()
@@ -96,3 +112,5 @@ class PlanState:
             self._copier.close()
         if self.seats.states is not None and self.seats.states.copier is not None:
             self.seats.states.copier.close()
+        if self._adapters is not None:
+            self._adapters.close()

@@ -51,6 +51,7 @@ def rehearse(
     every_position: bool = False,
     drafts: int = 0,
     ahead: int = 0,
+    adapter_slot: int = -1,
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
@@ -58,7 +59,7 @@ def rehearse(
     prompts' tables may name the same blocks, and prompts may share a slot. Seats take the elements of
     `sampling` in turn. `guided`: sample with masks. `every_position`: results need the states of whole prompts.
     `drafts`: as many are verified in the second step, if they fit. `ahead`: drafts that a head makes after each row of
-    it, if they fit. This overwrites blocks and slots, which must be unused.
+    it, if they fit. `adapter_slot`: of all rows. This overwrites blocks and slots, which must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
@@ -76,7 +77,7 @@ def rehearse(
         blocks = -(-min(length + 1 + own + ahead, room) // size)
         table = tuple(range(used, used + blocks))
         used += blocks
-        admitted.append(_admission(seat, length, table, sampling[seat % len(sampling)]))
+        admitted.append(_admission(seat, length, table, sampling[seat % len(sampling)], adapter_slot))
         prefill.append(_row(seat, 0, length, length if every_position else 1))
         if length < room:
             decode.append(_row(seat, length, 1, drafts=(0,) * own))
@@ -115,8 +116,8 @@ def _copies(num_blocks: int) -> tuple[BlockCopy, ...]:
     return (BlockCopy(0, num_blocks - 1, 1),) if num_blocks > 1 else ()
 
 
-def _admission(seat: int, length: int, table: tuple[int, ...], params: SequenceParams) -> Admission:
-    return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table)
+def _admission(seat: int, length: int, table: tuple[int, ...], params: SequenceParams, adapter: int) -> Admission:
+    return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table, adapter_slot=adapter)
 
 
 def _row(seat: int, start: int, count: int, logits: int = 1, drafts: tuple[int, ...] = ()) -> Row:

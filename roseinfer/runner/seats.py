@@ -38,6 +38,7 @@ class Seat:
     features: int
     num_blocks: int
     pooling: PoolingParams | None = None
+    adapter_slot: int = -1
 
 
 class SeatTable:
@@ -49,7 +50,8 @@ class SeatTable:
     tokens: [S + 1, max_model_len + 1] int32, the token pool: every known token at its position. A request that fills
     the context may still sample one token, hence the last column. all_tables: [groups, S + 1, max_blocks] int32, block
     tables of each KV group; stale entries are valid block ids. tables: those of each group, block_tables: those of the
-    first. settings: [S + 1, 3] float64: temperature, top_p, min_p; the spare seat is greedy. integers: [S + 1, 3]
+    first. adapter_slots: [S + 1] int32, -1 without an adapter; None if there are no adapters. adapted: seats with one.
+    settings: [S + 1, 3] float64: temperature, top_p, min_p; the spare seat is greedy. integers: [S + 1, 3]
     int64: seed, prompt_len, top_k. edits: logit edit for each bit of `Feature`, in the order in which edits apply.
     """
 
@@ -62,8 +64,10 @@ class SeatTable:
         device: torch.device,
         spare_blocks: Sequence[int] = (0,),
         states: StateSlots | None = None,
+        *,
+        adapters: bool = False,
     ) -> None:
-        """spare_blocks: one for each KV group. states: of a model with recurrent states."""
+        """spare_blocks: of each KV group. states: of a model with recurrent states. adapters: seats may have one."""
         self.device = device
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -83,6 +87,8 @@ class SeatTable:
             table[self.spare] = block
         self.settings = torch.zeros((rows, 3), dtype=torch.float64, device=device)
         self.integers = torch.zeros((rows, 3), dtype=torch.int64, device=device)
+        self.adapter_slots = torch.full((rows,), -1, dtype=torch.int32, device=device) if adapters else None
+        self.adapted: set[int] = set()
         edits = make_edits(self.tokens, vocab_size)
         self.edits = {Feature.FIRST_EDIT << number: edit for number, edit in enumerate(edits)}
         self.seats: list[Seat | None] = [None] * max_num_seqs
@@ -100,6 +106,7 @@ class SeatTable:
                     edit.release(seat)
             self.seats[seat] = None
             self.broken.pop(seat, None)
+        self.adapted.difference_update(seats)
 
     def admit(self, admissions: list[Admission]) -> None:
         """Seat requests, also after a preemption. All state is rebuilt from the tokens known so far."""
@@ -111,6 +118,8 @@ class SeatTable:
         write_ranges(self.tokens, seats, zeros, tokens)
         write_ranges(self.block_tables, seats, zeros, [a.blocks for a in admissions])
         self._write_settings(admissions, seats)
+        if self.adapter_slots is not None:
+            self._write_adapters(admissions, self.adapter_slots)
         for a in admissions:
             if self.at(a.seat).features & Feature.EDITED:
                 for edit in self._edits_of(a.seat):
@@ -158,7 +167,8 @@ class SeatTable:
     def _seat(self, a: Admission) -> Sequence[int]:
         """Fill the host side. Return the token ids to write, or harmless ones if they are unusable."""
         assert 0 < a.prompt_len <= len(a.token_ids) <= self.max_model_len, "the request does not fit"
-        seat = Seat(a.request_id, a.prompt_len, a.params, self._features(a), len(a.blocks), a.pooling)
+        assert a.adapter_slot < 0 or self.adapter_slots is not None, "there are no slots for adapters"
+        seat = Seat(a.request_id, a.prompt_len, a.params, self._features(a), len(a.blocks), a.pooling, a.adapter_slot)
         self.seats[a.seat] = seat
         error = self._unusable(a)
         if error is not None:
@@ -189,6 +199,11 @@ class SeatTable:
             if name != "stop_token_ids" and any(token >= self.vocab_size for token in named):
                 return f"{name} names a token outside the vocabulary of {self.vocab_size}"
         return None
+
+    def _write_adapters(self, admissions: list[Admission], slots: torch.Tensor) -> None:
+        places = upload([(a.seat, a.adapter_slot) for a in admissions], torch.int64, self.device)
+        slots.index_copy_(0, places[:, 0], places[:, 1].int())
+        self.adapted.update(a.seat for a in admissions if a.adapter_slot >= 0)
 
     def _write_settings(self, admissions: list[Admission], seats: list[int]) -> None:
         index = upload(seats, torch.int64, self.device)

@@ -59,6 +59,11 @@ def family_of(architecture: str) -> ModelFamily | None:
     return _known.get(architecture)
 
 
+def known_prefixes() -> set[str]:
+    """Return the beginnings of tensors' names in all known families."""
+    return {prefix for family in _known.values() for prefix in family.prefixes if prefix}
+
+
 def _load(entry: EntryPoint) -> ModelFamily:
     try:
         family = entry.load()

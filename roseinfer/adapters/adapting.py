@@ -1,0 +1,137 @@
+"""Layers of a model that adapters may change, recorded while the model is loaded."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+
+from roseinfer.adapters.matmul import AdaptedMatmul
+from roseinfer.adapters.reader import AdapterFile, LowRank, some_of
+from roseinfer.adapters.slots import DeviceSlots, HostAdapter, LayerShape
+from roseinfer.adapters.step import StepAdapters
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, WeightPiece
+
+# Files may hold float64.
+_MAX_ITEM_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """Matrix of the checkpoint within a layer: consecutive pieces of one name."""
+
+    name: str
+    pieces: tuple[WeightPiece, ...]
+
+    @property
+    def outs(self) -> int:
+        return sum(piece.outs.width for piece in self.pieces)
+
+    def rows_of(self, b: torch.Tensor) -> torch.Tensor:
+        """Return this process's rows of B."""
+        return torch.cat([b[piece.outs.start : piece.outs.start + piece.outs.width] for piece in self.pieces])
+
+
+class Adapting:
+    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step."""
+
+    def __init__(self, prefixes: Iterable[str]) -> None:
+        """prefixes: of tensors' names, which adapters of the same model may have or lack."""
+        self._prefixes = sorted({prefix for prefix in prefixes if prefix}, key=len, reverse=True)
+        self._layers: list[tuple[_Module, ...]] = []
+        self._products: list[AdaptedMatmul] = []
+        self.step = StepAdapters()
+
+    # --- while the model is loaded ------------------------------------------------------------------------------
+    def adapt(self, matmul: Matmul, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
+        modules = tuple(
+            _Module(self._key(name), tuple(run)) for name, run in groupby(pieces, key=lambda piece: piece.name)
+        )
+        bare = matmul if epilogue == NO_EPILOGUE else matmul.bare()
+        product = AdaptedMatmul(matmul, bare, epilogue, self.step)
+        self._layers.append(modules)
+        self._products.append(product)
+        return product
+
+    def begin(self, rows: AdapterRows | None) -> None:
+        self.step.begin(rows)
+
+    def _key(self, name: str) -> str:
+        return next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
+
+    @cached_property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """Shape of this process's part of each layer."""
+        return tuple(
+            LayerShape(layer[0].pieces[0].ins.width, tuple(module.outs for module in layer)) for layer in self._layers
+        )
+
+    def max_bytes(self, max_rank: int) -> int:
+        """Return the size of the tensors of the largest file."""
+        sizes = {module.name: module.pieces[0] for layer in self._layers for module in layer}
+        return _MAX_ITEM_BYTES * max_rank * sum(piece.ins.whole + piece.outs.whole for piece in sizes.values())
+
+    def attach(self, slots: DeviceSlots) -> None:
+        """Set the slots of all layers, which the products read from now on."""
+        for product, of_layer in zip(self._products, slots.layers, strict=True):
+            product.slots = of_layer
+
+    # --- each adapter -------------------------------------------------------------------------------------------
+    def split(self, file: AdapterFile, max_rank: int, dtype: torch.dtype, *, pinned: bool) -> HostAdapter:
+        """Return this process's part of an adapter.
+
+        Raise `UnsupportedModelError` naming a tensor that changes no layer, or does not fit its layer or `dtype`.
+        """
+        changes = self._matched(file, max_rank)
+        ranks = [
+            tuple(changes[module.name].rank if module.name in changes else 0 for module in layer)
+            for layer in self._layers
+        ]
+        made = HostAdapter.empty(self.shapes, ranks, dtype, pinned=pinned)
+        for layer, host in zip(self._layers, made.layers, strict=True):
+            start = 0
+            for number, module in enumerate(layer):
+                change = changes.get(module.name)
+                if host is not None and change is not None:
+                    ins = module.pieces[0].ins
+                    host.a[number, : change.rank].copy_(change.a[:, ins.start : ins.start + ins.width])
+                    host.b[start : start + module.outs, : change.rank].copy_(module.rows_of(change.b))
+                start += module.outs
+        if not bool(made.flat.isfinite().all()):
+            raise UnsupportedModelError(f"{file.folder}: numbers beyond {str(dtype).removeprefix('torch.')}")
+        return made
+
+    def _matched(self, file: AdapterFile, max_rank: int) -> dict[str, LowRank]:
+        """Return the changes by the names of modules."""
+        pieces = {module.name: module.pieces[0] for layer in self._layers for module in layer}
+        found: dict[str, LowRank] = {}
+        unmatched = []
+        for module, change in file.changes.items():
+            name = self._key(module)
+            if name not in pieces:
+                unmatched.append(module)
+                continue
+            problem = _misfit(change, pieces[name], max_rank)
+            if name in found:
+                problem = "changes the same layer as another tensor"
+            if problem is not None:
+                raise UnsupportedModelError(f"{file.folder}: tensor {module}.{problem}")
+            found[name] = change
+        if unmatched:
+            raise UnsupportedModelError(
+                f"{file.folder}: the model has no linear layer that adapters may change called {some_of(unmatched)}"
+            )
+        return found
+
+
+def _misfit(change: LowRank, piece: WeightPiece, max_rank: int) -> str | None:
+    """Return why a change does not fit its layer, as the end of a message after the module's name; None if it does."""
+    if change.rank > max_rank:
+        return f"lora_A.weight has rank {change.rank}, more than lora_max_rank ({max_rank})"
+    if change.a.shape[1] != piece.ins.whole:
+        return f"lora_A.weight is {list(change.a.shape)}, but the layer has {piece.ins.whole} inputs"
+    if len(change.b) != piece.outs.whole:
+        return f"lora_B.weight is {list(change.b.shape)}, but the layer has {piece.outs.whole} outputs"
+    return None

@@ -1,0 +1,147 @@
+"""Reader of LoRA adapters in PEFT's format: adapter_config.json and adapter_model.safetensors."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load as load_safetensors
+
+from roseinfer.adapters.config import PeftConfig
+from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PICKLE_FILE = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"(.+)\.lora_([AB])\.weight")
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_MAX_HEADER_BYTES = 1 << 24
+_MAX_NAMED_COUNT = 5
+
+
+class LowRank(NamedTuple):
+    """Change of a matrix [out, in] by B @ A in float32: a [rank, in], b [out, rank], which includes the scale."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """Content of an adapter's folder.
+
+    `changes`: by path of a module in the model, as the file has it without PEFT's prefix.
+    """
+
+    folder: Path
+    config: PeftConfig
+    digest: str
+    changes: dict[str, LowRank]
+
+    @property
+    def rank(self) -> int:
+        """Return the largest rank."""
+        return max(change.rank for change in self.changes.values())
+
+
+def read_adapter(folder: Path, max_bytes: int) -> AdapterFile:
+    """Read the adapter in `folder`. max_bytes: size of the largest adapter's tensors.
+
+    Raise `ModelNotFoundError` if a file is missing, and `UnsupportedModelError` naming a field or tensor that is
+    invalid or not supported.
+    """
+    config = PeftConfig.read(folder)
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        if (folder / _PICKLE_FILE).is_file():
+            raise UnsupportedModelError(
+                f"{folder}: {_PICKLE_FILE} is a pickle, which could run any code (save {WEIGHTS_FILE} instead)"
+            )
+        raise ModelNotFoundError(f"{folder} holds no {WEIGHTS_FILE}")
+    try:
+        tensors = _load(path, max_bytes)
+        changes = _changes(tensors, config)
+    except _TensorError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from None
+    return AdapterFile(folder, config, _digest(tensors, config), changes)
+
+
+class _TensorError(Exception):
+    """Unusable file or tensor; the message names it."""
+
+
+def some_of(names: list[str]) -> str:
+    """Return the first names, as a message lists them."""
+    more = len(names) - _MAX_NAMED_COUNT
+    return ", ".join(names[:_MAX_NAMED_COUNT]) + (f" and {more} more" if more > 0 else "")
+
+
+def _load(path: Path, max_bytes: int) -> dict[str, torch.Tensor]:
+    """Read a file at once: the process would crash if a mapped file became shorter."""
+    most = max_bytes + _MAX_HEADER_BYTES
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise _TensorError(f"cannot be read: {error.strerror}") from None
+    if len(data) > most:
+        raise _TensorError(f"the file has more than {most} bytes, the size of an adapter of the largest rank")
+    try:
+        return load_safetensors(data)
+    except Exception as error:  # the library raises several types for invalid content
+        raise _TensorError(f"not a safetensors file: {error}") from None
+
+
+def _changes(tensors: Mapping[str, torch.Tensor], config: PeftConfig) -> dict[str, LowRank]:
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    unknown = []
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            unknown.append(name)
+            continue
+        pair = found.setdefault(match[1].removeprefix(_PREFIX), {})
+        if match[2] in pair:
+            raise _TensorError(f"tensor {name} is there twice, with and without {_PREFIX!r}")
+        pair[match[2]] = tensor
+    if unknown:
+        raise _TensorError(f"no matrix A or B of a linear layer: {some_of(sorted(unknown))}")
+    if not found:
+        raise _TensorError("there are no tensors")
+    return {module: _change(module, pair, config) for module, pair in sorted(found.items())}
+
+
+def _change(module: str, pair: Mapping[str, torch.Tensor], config: PeftConfig) -> LowRank:
+    for side in "AB":
+        name = f"{module}.lora_{side}.weight"
+        if side not in pair:
+            raise _TensorError(f"tensor {name} is missing")
+        if pair[side].dtype not in _DTYPES:
+            raise _TensorError(f"tensor {name} has dtype {str(pair[side].dtype).removeprefix('torch.')}")
+        rank = config.rank_of(module)
+        if pair[side].ndim != 2 or pair[side].shape["AB".index(side)] != rank:
+            raise _TensorError(f"tensor {name} is {list(pair[side].shape)}, but the config says rank {rank}")
+        if not bool(pair[side].isfinite().all()):
+            raise _TensorError(f"tensor {name} holds NaN or infinity")
+    scale = config.scale_of(module)
+    return LowRank(pair["A"].float(), pair["B"].float() * scale)
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], config: PeftConfig) -> str:
+    """Return the SHA-256 of the tensors and of all that the config says about them."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        match = _TENSOR.fullmatch(name)
+        assert match is not None
+        module = match[1].removeprefix(_PREFIX)
+        head = (module, match[2], str(tensor.dtype), list(tensor.shape), config.scale_of(module).hex())
+        digest.update(repr(head).encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,51 @@
+"""Construction of a runner's slots for LoRA adapters."""
+
+from roseinfer.adapters.adapting import Adapting
+from roseinfer.adapters.memory import AdapterMemory, max_rank_of, slots_bytes
+from roseinfer.adapters.slots import DeviceSlots
+from roseinfer.core.config.adapters import DEFAULT_MAX_RANK_COUNT, AdapterConfig
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.memory import available_memory_bytes
+from roseinfer.models.base import CausalLM
+from roseinfer.models.families import known_prefixes
+
+
+def adapting_of(config: AdapterConfig) -> Adapting | None:
+    """Return what records the layers of a model while it is loaded; None if adapters are off."""
+    return Adapting(known_prefixes()) if config.enabled else None
+
+
+def check_no_adapters(config: AdapterConfig, model: str) -> None:
+    """Raise `ConfigError` if adapters are on, for a `model` that has none."""
+    if config.enabled:
+        raise ConfigError(f"lora is not supported by {model}, which returns vectors instead of text")
+
+
+def with_slots(config: EngineConfig, adapting: Adapting, model: CausalLM, processes: int) -> AdapterMemory:
+    """Return the memory of adapters of a loaded model, with the adapters that the options name.
+
+    processes: that share the model. Raise `ConfigError` if memory is short, or an adapter cannot be used.
+    """
+    options = config.adapters
+    max_rank = _max_rank(options)
+    wanted = slots_bytes(adapting, options.slots, max_rank, model.dtype.itemsize)
+    lower = "lower lora_slots or lora_max_rank"
+    if model.device.type == "cpu" and wanted * processes > available_memory_bytes():
+        raise ConfigError(f"out of memory for {options.slots} LoRA adapters of rank {max_rank}; {lower}")
+    try:
+        slots = DeviceSlots(adapting.shapes, options.slots, max_rank, model.dtype, model.device)
+    except (MemoryError, RuntimeError) as error:
+        raise ConfigError(f"out of memory for {options.slots} LoRA adapters of rank {max_rank}; {lower}") from error
+    adapting.attach(slots)
+    memory = AdapterMemory(adapting, slots, max_rank, processes)
+    for name, path in options.named.items():
+        memory.read_now(name, path)
+    return memory
+
+
+def _max_rank(options: AdapterConfig) -> int:
+    if options.lora_max_rank is not None:
+        return options.lora_max_rank
+    found = max_rank_of(list(options.named.values()))
+    return max(found, DEFAULT_MAX_RANK_COUNT) if options.lora_dir is not None or not found else found
