@@ -5,6 +5,7 @@ import asyncio
 from roseinfer.cluster.endpoints import Endpoints, unavailable_error
 from roseinfer.core.adapters import Adapter
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.engine.adapter_client import AdapterClient
 from roseinfer.engine.adapter_names import AdapterNames, check_adapter_name
 
 
@@ -26,9 +27,18 @@ class FleetAdapters:
         reads = [engine.read_adapter(name, path) for engine in engines.values()]
         results = dict(zip(engines, await asyncio.gather(*reads, return_exceptions=True), strict=True))
         adapter = self._agreed(results)
-        self.names.set(name, adapter)
-        self.spread()
+        await self._set(name, adapter)
         return adapter
+
+    async def drop(self, name: str) -> Adapter:
+        """Drop a name everywhere. Raise `InvalidRequestError` for an unknown one."""
+        adapter = self.names.find(name)
+        await self._set(name, None)
+        return adapter
+
+    async def _set(self, name: str, adapter: Adapter | None) -> None:
+        self.names.set(name, adapter)
+        await asyncio.gather(*(client.settled() for client in self.spread()))
 
     def _agreed(self, results: dict[int, Adapter | BaseException]) -> Adapter:
         """Return the adapter that all engines have read. Raise an error that names an engine which has not."""
@@ -52,17 +62,13 @@ class FleetAdapters:
     def _of(self, number: int, message: str) -> str:
         return message if len(self._endpoints) == 1 else f"engine {number}: {message}"
 
-    def drop(self, name: str) -> Adapter:
-        """Drop a name everywhere. Raise `InvalidRequestError` for an unknown one."""
-        adapter = self.names.find(name)
-        self.names.set(name, None)
-        self.spread()
-        return adapter
-
-    def spread(self) -> None:
-        """Learn the names that connected engines know, and tell each of them what it does not know."""
+    def spread(self) -> list[AdapterClient]:
+        """Learn the names that connected engines know, and send each of them what it does not know. Return their
+        clients.
+        """
         clients = [each.engine.adapter_client for each in self._endpoints if each.engine is not None]
         for client in clients:
             self.names.merge(client.names.entries)
         for client in clients:
             client.send(self.names.entries)
+        return clients

@@ -332,7 +332,7 @@ class RoutedEngine:
     async def drop_adapter(self, name: str) -> Adapter:
         if self._closed:
             raise EngineClosedError("the engine is closed")
-        return self._adapters.drop(name)
+        return await self._adapters.drop(name)
 
     # --- reports ------------------------------------------------------------------------------------------------
     @property

@@ -16,13 +16,31 @@ class AdapterClient:
 
     def __init__(self, transport: Transport) -> None:
         self.names = AdapterNames()
+        self._received = AdapterNames()
+        self._changed = asyncio.Event()
+        self._gone = False
         self._transport = transport
         self._numbers = itertools.count()
         self._reads: dict[int, asyncio.Future[Adapter]] = {}
 
     def start(self, adapters: Iterable[Adapter]) -> None:
         """Take over the adapters that the engine has had from its start."""
-        self.names.merge(AdapterNames(adapters).entries)
+        self.take_names(AdapterNames(adapters).entries)
+
+    def take_names(self, entries: Mapping[str, AdapterEntry]) -> None:
+        """Take over what the engine sends to all of its clients."""
+        self._received.merge(entries)
+        self.names.merge(entries)
+        self._changed.set()
+
+    async def settled(self) -> None:
+        """Return once the engine has sent all of its clients what it was sent, or is gone.
+
+        A client that then asks another process for an adapter finds its name there.
+        """
+        while not self._gone and self._received.newer(self.names.entries):
+            self._changed.clear()
+            await self._changed.wait()
 
     async def read(self, name: str, path: str) -> Adapter:
         """Let the engine load an adapter that is to get a name.
@@ -61,6 +79,8 @@ class AdapterClient:
 
     def fail(self, error: RoseinferError) -> None:
         """End all reads with an error: the engine is gone."""
+        self._gone = True
+        self._changed.set()
         for answer in self._reads.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -303,7 +303,8 @@ class Engine(Protocol):
         """Load a LoRA adapter and give it a name, which it takes from any other content. Requests keep what they have.
 
         `path`: a folder that `--lora` gave, or one below `--lora-dir` of the engine, to which it may be relative. With
-        several engines, all of them load it, and none of them changes unless all have found the same content.
+        several engines, all of them load it, and none of them changes unless all have found the same content. Other
+        processes that use the engines know the name when this returns.
 
         Raise `InvalidRequestError` for an invalid name, a path that is not allowed, and a folder that cannot be used;
         `EngineClosedError`, `EngineDeadError` or `EngineUnavailableError` if there is no engine to load it.

@@ -278,12 +278,14 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         check_adapter_name(name)
         adapter = await self.read_adapter(name, path)
         self.adapter_client.set(name, adapter)
+        await self.adapter_client.settled()
         return adapter
 
     async def drop_adapter(self, name: str) -> Adapter:
         self._check_usable()
         adapter = self.adapter_client.names.find(name)
         self.adapter_client.set(name, None)
+        await self.adapter_client.settled()
         return adapter
 
     async def close(self) -> None:
@@ -308,7 +310,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         elif isinstance(message, AdapterAnswer):
             self.adapter_client.take_answer(message)
         elif isinstance(message, AdapterUpdate):
-            self.adapter_client.names.merge(message.entries)
+            self.adapter_client.take_names(message.entries)
             if self._failover is not None:
                 self._failover.adapters_changed(self)
 
