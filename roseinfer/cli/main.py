@@ -82,14 +82,14 @@ def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
 
 
 def _described(make: Callable[..., OptionParser], command: Command, prog: str) -> OptionParser:
-    """Make a parser with the command's usage, description and options."""
+    """Make a parser with the command's usage and description, which adds the options when it is used."""
     positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
     several = "" if command.OPTIONS.tables is None else " ..."
     usage = " ".join([prog, *(f"[{name.upper()}{several}]" for name in positionals), "[options]"])
     common, examples = getattr(command, "COMMON", ()), getattr(command, "EXAMPLES", ())
     described = f"{command.HELP[0].upper()}{command.HELP[1:]}."
     parser = make(usage=usage, description=described, common=common, examples=examples)
-    add_arguments(command, parser)
+    parser.later.append(partial(add_arguments, command))
     return parser
 
 

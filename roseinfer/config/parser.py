@@ -67,8 +67,8 @@ class OptionParser(argparse.ArgumentParser):
         if common:
             help = "show these common options; --help=all: all options; --help=WORD: those that contain the word"
             self.add_argument("-h", "--help", action=_HelpWord, nargs="?", metavar="WORD", help=help)
-        # What adds hidden options when this parser is first used: building those of all commands takes 0.1 s.
-        self.later: list[Callable[[argparse.ArgumentParser], None]] = []
+        # What adds options when this parser is first used: building those of all commands takes 0.1 s.
+        self.later: list[Callable[[Any], None]] = []
 
     def format_help(self) -> str:
         return super().format_help() + self._format_examples()
