@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from statistics import fmean
 
 from roseinfer.core.slo import Slo
@@ -21,6 +22,7 @@ TTFT_TPOT_S = [(0.13, 0.008), (0.53, 0.008), (0.8, 0.008), (0.13, 0.013), (0.27,
 SECONDS = 7.0
 
 
+@cache
 def good_share(rate: float, acceptance: float | None) -> float:
     """Return the share of the requests that meet their objectives."""
     rng, arrivals, at_s = random.Random(0), list[Arrival](), 0.0

@@ -219,7 +219,7 @@ def test_the_order_of_the_policies_past_saturation() -> None:
 
 
 def test_below_saturation_slack_loses_nothing_where_scorpio_does() -> None:
-    found = {point["policy"]: point["adherence"] for point in sweep("fifo", "scorpio", "slack", rate=4.0)}
+    found = {point["policy"]: point["adherence"] for point in sweep("fifo", "scorpio", "slack", rate=4.0, requests=150)}
     assert found["slack"] >= found["fifo"] - 0.001
     assert found["scorpio"] < 0.99
 
@@ -270,12 +270,12 @@ def test_a_slower_machine_than_the_model_believes_costs_little() -> None:
 
 
 def test_true_lengths_show_who_was_refused_without_need() -> None:
-    point = sweep("slack", false_rejects=True)[0]
+    point = sweep("slack", requests=150, false_rejects=True)[0]
     assert 0 < point["false_rejected"] < point["rejected"]
 
 
 def test_the_best_setting_of_a_contender_counts() -> None:
-    point = sweep("sarathi", rate=6.0)[0]
+    point = sweep("sarathi", rate=6.0, requests=100)[0]
     assert point["setting"]["scheduling_policy"] == "sarathi"
     assert point["setting"]["sarathi_token_budget"] in (256, 512, 1024, 2048)
 
