@@ -86,8 +86,11 @@ def run(load: Load, num_slots: int = 0, **options: object) -> tuple[EngineCore, 
     return core, done
 
 
-CASES = [(policy, seed) for policy in POLICIES for seed in range(8 if policy == "slack" else 3)]
-MORE_CASES = [(policy, seed) for policy in POLICIES for seed in (range(8, 20) if policy == "slack" else range(3, 6))]
+# Seeds 1 and 3 draw the longest loads.
+CASES = [(policy, seed) for policy in POLICIES for seed in ((0, 1, 2, 4, 5, 6, 7) if policy == "slack" else (0, 2, 5))]
+MORE_CASES = [
+    (policy, seed) for policy in POLICIES for seed in ((3, *range(8, 20)) if policy == "slack" else (1, 3, 4))
+]
 
 
 @cases(("policy", "seed"), CASES, exhaustive=MORE_CASES)
