@@ -1,12 +1,13 @@
 """LoRA adapters of several engines: one set of names, which engines that join or restart get too."""
 
 import asyncio
+from collections.abc import Mapping
 
 from roseinfer.cluster.endpoints import Endpoints, unavailable_error
 from roseinfer.core.adapters import Adapter
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.engine.adapter_client import AdapterClient
-from roseinfer.engine.adapter_names import AdapterNames, check_adapter_name
+from roseinfer.engine.adapter_names import AdapterEntry, AdapterNames, check_adapter_name
 
 
 class FleetAdapters:
@@ -37,8 +38,11 @@ class FleetAdapters:
         return adapter
 
     async def _set(self, name: str, adapter: Adapter | None) -> None:
-        self.names.set(name, adapter)
-        await asyncio.gather(*(client.settled() for client in self.spread()))
+        entries = self.names.set(name, adapter)
+        clients = self._clients()
+        for client in clients:
+            client.send(entries)
+        await asyncio.gather(*(client.settled(entries) for client in clients))
 
     def _agreed(self, results: dict[int, Adapter | BaseException]) -> Adapter:
         """Return the adapter that all engines have read. Raise an error that names an engine which has not."""
@@ -62,13 +66,16 @@ class FleetAdapters:
     def _of(self, number: int, message: str) -> str:
         return message if len(self._endpoints) == 1 else f"engine {number}: {message}"
 
-    def spread(self) -> list[AdapterClient]:
-        """Learn the names that connected engines know, and send each of them what it does not know. Return their
-        clients.
-        """
-        clients = [each.engine.adapter_client for each in self._endpoints if each.engine is not None]
-        for client in clients:
-            self.names.merge(client.names.entries)
-        for client in clients:
-            client.send(self.names.entries)
-        return clients
+    def join(self, client: AdapterClient) -> None:
+        """Share the names with an engine that has been connected."""
+        self.spread(client.names.entries)
+        client.send(self.names.entries)
+
+    def spread(self, entries: Mapping[str, AdapterEntry]) -> None:
+        """Pass entries that an engine knows on to the others, if they are newer."""
+        newer = self.names.merge(entries)
+        for client in self._clients():
+            client.send(newer)
+
+    def _clients(self) -> list[AdapterClient]:
+        return [each.engine.adapter_client for each in self._endpoints if each.engine is not None]

@@ -24,6 +24,7 @@ from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Rejection
+from roseinfer.engine.adapter_names import AdapterEntry
 from roseinfer.engine.api import (
     EngineHealth,
     EngineInfo,
@@ -251,13 +252,13 @@ class RoutedEngine:
 
     # --- engines ------------------------------------------------------------------------------------------------
     def on_up(self, endpoint: Endpoint, another: bool) -> None:
-        assert endpoint.info is not None
+        assert endpoint.info is not None and endpoint.engine is not None
         if not self.several or not self._has_info:
             self.info = endpoint.info
         if self.several and not self._has_info:
             self._dispatcher = self._dispatcher_for(endpoint.info)
         self._has_info = True
-        self._adapters.spread()
+        self._adapters.join(endpoint.engine.adapter_client)
         if self._first_up is not None and not self._first_up.done():
             self._first_up.set_result(None)
         self._dispatcher.on_connected(endpoint, another)
@@ -317,8 +318,8 @@ class RoutedEngine:
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         self._dispatcher.started(live, cached_tokens)
 
-    def adapters_changed(self, engine: AsyncEngine) -> None:
-        self._adapters.spread()
+    def adapters_changed(self, entries: Mapping[str, AdapterEntry]) -> None:
+        self._adapters.spread(entries)
 
     # --- adapters -----------------------------------------------------------------------------------------------
     def adapters(self) -> Mapping[str, Adapter]:

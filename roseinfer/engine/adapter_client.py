@@ -33,12 +33,12 @@ class AdapterClient:
         self.names.merge(entries)
         self._changed.set()
 
-    async def settled(self) -> None:
-        """Return once the engine has sent all of its clients what it was sent, or is gone.
+    async def settled(self, entries: Mapping[str, AdapterEntry]) -> None:
+        """Return once the engine has passed these entries on to all of its clients, or is gone.
 
         A client that then asks another process for an adapter finds its name there.
         """
-        while not self._gone and self._received.newer(self.names.entries):
+        while not self._gone and self._received.newer(entries):
             self._changed.clear()
             await self._changed.wait()
 
@@ -55,17 +55,18 @@ class AdapterClient:
         finally:
             del self._reads[number]
 
-    def set(self, name: str, adapter: Adapter | None) -> None:
-        """Give a name to an adapter, or drop it. Raise `InvalidRequestError` if there are too many names."""
+    async def set(self, name: str, adapter: Adapter | None) -> None:
+        """Give a name to an adapter, or drop it, for all clients. Raise `InvalidRequestError` if there are too many."""
         entries = self.names.set(name, adapter)
         if entries:
             self._transport.send(AdapterUpdate(entries))
+        await self.settled(entries)
 
     def send(self, entries: Mapping[str, AdapterEntry]) -> None:
         """Send the engine those entries that are news to it."""
-        news = self.names.newer(entries)
-        if self.names.merge(news):
-            self._transport.send(AdapterUpdate(news))
+        newer = self.names.merge(entries)
+        if newer:
+            self._transport.send(AdapterUpdate(newer))
 
     def take_answer(self, message: AdapterAnswer) -> None:
         """End the read that the engine has answered."""

@@ -36,8 +36,8 @@ class AdapterNames:
         self.adapters: dict[str, Adapter] = {}
         self.merge({adapter.name: AdapterEntry(0, adapter) for adapter in adapters})
 
-    def merge(self, entries: Mapping[str, AdapterEntry]) -> bool:
-        """Take over newer entries. Return True if there was one."""
+    def merge(self, entries: Mapping[str, AdapterEntry]) -> dict[str, AdapterEntry]:
+        """Take over newer entries, and return them."""
         newer = self.newer(entries)
         for name, entry in newer.items():
             self.entries[name] = entry
@@ -45,7 +45,7 @@ class AdapterNames:
                 self.adapters.pop(name, None)
             else:
                 self.adapters[name] = entry.adapter
-        return bool(newer)
+        return newer
 
     def newer(self, entries: Mapping[str, AdapterEntry]) -> dict[str, AdapterEntry]:
         """Return those of `entries` that are newer than ours."""

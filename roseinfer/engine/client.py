@@ -16,7 +16,7 @@ from roseinfer.core.errors import (
 from roseinfer.core.outputs import FirstToken, SchedulerStats, SequenceOutput
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.adapter_client import AdapterClient
-from roseinfer.engine.adapter_names import check_adapter_name
+from roseinfer.engine.adapter_names import AdapterEntry, check_adapter_name
 from roseinfer.engine.api import (
     EngineHealth,
     EngineInfo,
@@ -141,8 +141,8 @@ class FailoverHandler(Protocol):
         """Handle the first token from this engine, which had `cached_tokens` prompt tokens in its cache."""
         ...
 
-    def adapters_changed(self, engine: "AsyncEngine") -> None:
-        """Handle a change of the engine's names of adapters."""
+    def adapters_changed(self, entries: Mapping[str, AdapterEntry]) -> None:
+        """Handle a change of an engine's names of adapters."""
         ...
 
 
@@ -277,15 +277,13 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
     async def put_adapter(self, name: str, path: str) -> Adapter:
         check_adapter_name(name)
         adapter = await self.read_adapter(name, path)
-        self.adapter_client.set(name, adapter)
-        await self.adapter_client.settled()
+        await self.adapter_client.set(name, adapter)
         return adapter
 
     async def drop_adapter(self, name: str) -> Adapter:
         self._check_usable()
         adapter = self.adapter_client.names.find(name)
-        self.adapter_client.set(name, None)
-        await self.adapter_client.settled()
+        await self.adapter_client.set(name, None)
         return adapter
 
     async def close(self) -> None:
@@ -312,7 +310,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         elif isinstance(message, AdapterUpdate):
             self.adapter_client.take_names(message.entries)
             if self._failover is not None:
-                self._failover.adapters_changed(self)
+                self._failover.adapters_changed(message.entries)
 
     def _failed(self, message: Failed) -> None:
         self._suspects = {sequence.rpartition(":")[0] for sequence in message.suspects}

@@ -59,8 +59,11 @@ class Outbox(Protocol):
         """Send to all connected clients except `exclude`."""
         ...
 
-    def greet(self, message: EngineMessage) -> None:
-        """Send to all clients, also to those that connect before the next message of this type."""
+    def greet(self, message: EngineMessage, change: EngineMessage | None = None) -> None:
+        """Send to all clients, also to those that connect before the next message of this type.
+
+        `change`: what clients that are connected get in its place.
+        """
         ...
 
 
@@ -257,8 +260,11 @@ class EngineLoop:
 
     def _update_adapters(self, message: AdapterUpdate) -> None:
         adapters = self._core.adapters
-        if adapters is not None and adapters.names.merge(message.entries):
-            self._outbox.greet(AdapterUpdate(adapters.names.entries))
+        if adapters is None:
+            return
+        newer = adapters.names.merge(message.entries)
+        if newer:
+            self._outbox.greet(AdapterUpdate(adapters.names.entries), AdapterUpdate(newer))
 
     def _add(self, client: int, message: Add) -> None:
         self._seen_clients.add(client)

@@ -62,7 +62,7 @@ class ReadAdapter(msgspec.Struct, tag="read_adapter", array_like=True, gc=False)
 class AdapterUpdate(msgspec.Struct, tag="adapters", array_like=True, gc=False):
     """Names of LoRA adapters that the sender knows. Newer entries replace those of the receiver.
 
-    An engine sends all of its names to every client after each change.
+    An engine passes changes on to every client, and sends all names to clients that connect later.
     """
 
     entries: dict[str, AdapterEntry]

@@ -133,10 +133,12 @@ class ClientSockets:
         for peer in peers:
             self._write(peer, data)
 
-    def greet(self, message: EngineMessage) -> None:
-        """Send a message to every client. Clients that connect later get the newest one of each type."""
+    def greet(self, message: EngineMessage, change: EngineMessage | None = None) -> None:
+        """Send a message, or `change` in its place, to every client. Clients that connect later get the newest message
+        of each type.
+        """
         self._accept()
-        self.broadcast(message)
+        self.broadcast(change or message)
         self._greetings[type(message)] = message
 
     def close(self, timeout_s: float) -> None:

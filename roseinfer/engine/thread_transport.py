@@ -80,8 +80,8 @@ class _LoopOutbox:
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so no client is left
             self._loop.call_soon_threadsafe(self._on_message, message)
 
-    def greet(self, message: EngineMessage) -> None:
-        self.send(OWNER, message)
+    def greet(self, message: EngineMessage, change: EngineMessage | None = None) -> None:
+        self.send(OWNER, change or message)
 
     def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
         if exclude != OWNER:

@@ -1,7 +1,7 @@
 """Live requests move from one engine to another. The client receives the output of a single engine."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 
 import pytest
 
@@ -12,6 +12,7 @@ from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import Seeds, SequenceParams
 from roseinfer.core.slo import Rejection
+from roseinfer.engine.adapter_names import AdapterEntry
 from roseinfer.engine.api import GenerateRequest, StepRecord
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
@@ -52,7 +53,7 @@ class Pair:
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
         pass
 
-    def adapters_changed(self, engine: AsyncEngine) -> None:
+    def adapters_changed(self, entries: Mapping[str, AdapterEntry]) -> None:
         pass
 
     def submit(self, name: str, n: int = 1, **params: object) -> tuple[LiveRequest, Reader]:

@@ -6,6 +6,7 @@ import pytest
 
 from roseinfer.core.errors import EngineDeadError, InvalidRequestError
 from roseinfer.engine.adapter_client import AdapterClient
+from roseinfer.engine.adapter_names import AdapterNames
 from roseinfer.engine.messages import AdapterAnswer, AdapterUpdate, ReadAdapter
 from tests.helpers.adapter_files import adapter
 from tests.helpers.in_loop import run, until
@@ -60,9 +61,9 @@ def test_a_name_is_settled_when_the_engine_has_passed_it_on() -> None:
         wire = Wire()
         client = AdapterClient(wire)
         client.start([adapter("old")])
-        await client.settled()
-        client.set("a", adapter("a"))
-        settled = asyncio.create_task(client.settled())
+        await client.set("old", adapter("old"))
+        settled = asyncio.create_task(client.set("a", adapter("a")))
+        await until(lambda: bool(wire.updates))
         client.take_names({})
         await asyncio.sleep(0.01)
         assert not settled.done()
@@ -75,8 +76,7 @@ def test_a_name_is_settled_when_the_engine_has_passed_it_on() -> None:
 def test_an_engine_that_is_gone_ends_all_waits() -> None:
     async def main() -> None:
         client = AdapterClient(Wire())
-        client.set("a", adapter("a"))
-        waits = [asyncio.create_task(client.settled()), asyncio.create_task(client.read("b", "b"))]
+        waits = [asyncio.create_task(client.set("a", adapter("a"))), asyncio.create_task(client.read("b", "b"))]
         await asyncio.sleep(0)
         client.fail(EngineDeadError("planted"))
         await waits[0]
@@ -87,12 +87,12 @@ def test_an_engine_that_is_gone_ends_all_waits() -> None:
 
 
 def test_only_news_are_sent() -> None:
-    wire = Wire()
+    wire, other = Wire(), AdapterNames([adapter("a")])
     client = AdapterClient(wire)
     client.start([adapter("a")])
-    client.send(client.names.entries)
-    client.set("a", adapter("a"))
+    client.send(other.entries)
     assert not wire.updates
-    client.set("a", None)
-    client.send(client.names.entries)
+    other.set("a", None)
+    client.send(other.entries)
+    client.send(other.entries)
     assert [list(update.entries) for update in wire.updates] == [["a"]]

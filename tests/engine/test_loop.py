@@ -65,8 +65,8 @@ class Script:
     def send(self, client: int, message: EngineMessage) -> None:
         self.sent.append((self.turn, client, message))
 
-    def greet(self, message: EngineMessage) -> None:
-        self.broadcast(message)
+    def greet(self, message: EngineMessage, change: EngineMessage | None = None) -> None:
+        self.broadcast(change or message)
 
     def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
         for client in (0, 1, 2):
