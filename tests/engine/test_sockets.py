@@ -116,6 +116,19 @@ def test_late_clients_are_greeted_too(place: Place) -> None:
         assert peer.read() == Failed("hello")
 
 
+def test_late_clients_get_all_of_which_early_ones_get_changes(place: Place) -> None:
+    early = place.connect()
+    place.clients.greet(Failed("hello"))
+    place.clients.greet(beat(1), beat(2))
+    place.clients.greet(beat(3), beat(4))
+    late = place.connect()
+    place.clients.receive(1.0)
+    assert [early.read() for _ in range(3)] == [Failed("hello"), beat(2), beat(4)]
+    assert [late.read() for _ in range(2)] == [Failed("hello"), beat(3)], (
+        "the newest of each type, the first type first"
+    )
+
+
 def test_a_disconnected_client_is_reported_once_and_sent_nothing_more(place: Place) -> None:
     staying, leaving = place.connect(), place.connect()
     leaving.send(Abort(["last words"]))
