@@ -1,8 +1,10 @@
 """Adapters of several engines and several clients: one set of names, whoever restarts."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -179,6 +181,35 @@ async def test_an_engine_that_dies_while_it_loads_gets_the_name_when_it_is_back(
     put = await putting
     site.engines[0] = site._engine(0)
     await until(lambda: site.known(client) == [{"x": put.digest}] * 2)
+
+
+@with_site(2, a="one", b="two", c="three")
+async def test_random_changes_end_with_the_same_names_everywhere(site: Site) -> None:
+    rng, clients = Random(7), [await site.client(), await site.client()]
+
+    async def change(client: RoutedEngine) -> None:
+        name = rng.choice("xyz")
+        with contextlib.suppress(InvalidRequestError, EngineUnavailableError):  # an unknown name, no engine
+            if rng.random() < 0.3:
+                await client.drop_adapter(name)
+            else:
+                await client.put_adapter(name, rng.choice("abc"))
+
+    for _ in range(15):
+        changes = [asyncio.create_task(change(rng.choice(clients))) for _ in range(3)]
+        if rng.random() < 0.4:
+            site.restart(rng.randrange(2), adapter("x", "at the start"))
+        await asyncio.gather(*changes)
+    for client in clients:
+        await site.all_connected(client)
+        await client.put_adapter("last", "a")
+
+    def agree() -> bool:
+        names = {name: each.digest for name, each in clients[0].adapters().items()}
+        return all(site.known(client) == [names] * 2 for client in clients)
+
+    await until(agree)
+    assert "last" in clients[0].adapters() and clients[0].adapters() == clients[1].adapters()
 
 
 @with_site(1, a="one")
