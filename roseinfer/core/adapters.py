@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+MAX_NAME_CHARS = 256
 _KEY_BYTES = 8
 
 
@@ -70,6 +71,14 @@ class AdapterFiles(Protocol):
     def forget(self, digest: str) -> None:
         """Free the host memory of an adapter. Plans in flight may still load it."""
         ...
+
+
+def adapter_name_problem(name: str) -> str | None:
+    """Return why an adapter cannot have a name; None if it can. Names are shown in logs and terminals."""
+    if name and len(name) <= MAX_NAME_CHARS and name.isprintable() and name == name.strip():
+        return None
+    form = f"1 to {MAX_NAME_CHARS} printable characters, without spaces at the ends"
+    return f"invalid adapter name {name[:MAX_NAME_CHARS]!r} (expected {form})"
 
 
 def adapter_key(digest: str) -> int:

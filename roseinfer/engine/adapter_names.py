@@ -7,10 +7,9 @@ whoever learns of a newer one passes it on, and all end with the same names in w
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from roseinfer.core.adapters import Adapter
+from roseinfer.core.adapters import Adapter, adapter_name_problem
 from roseinfer.core.errors import InvalidRequestError
 
-MAX_NAME_CHARS = 256
 MAX_NAMES_COUNT = 100_000
 
 
@@ -75,9 +74,6 @@ class AdapterNames:
 
 def check_adapter_name(name: str) -> None:
     """Raise `InvalidRequestError` for a name that cannot be shown or is too long."""
-    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
-        raise InvalidRequestError(
-            f"invalid adapter name {name[:MAX_NAME_CHARS]!r} (expected 1 to {MAX_NAME_CHARS} printable characters, "
-            "without spaces at the ends)",
-            "name",
-        )
+    problem = adapter_name_problem(name)
+    if problem is not None:
+        raise InvalidRequestError(problem, "name")

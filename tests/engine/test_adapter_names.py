@@ -4,9 +4,11 @@ from itertools import permutations
 
 import pytest
 
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.adapters import MAX_NAME_CHARS
+from roseinfer.core.config.adapters import AdapterConfig
+from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.engine import adapter_names
-from roseinfer.engine.adapter_names import MAX_NAME_CHARS, AdapterEntry, AdapterNames, check_adapter_name
+from roseinfer.engine.adapter_names import AdapterEntry, AdapterNames, check_adapter_name
 from tests.helpers.adapter_files import adapter
 
 
@@ -69,6 +71,9 @@ def test_invalid_names(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="invalid adapter name") as raised:
         check_adapter_name(name)
     assert raised.value.param == "name"
+    if name:
+        with pytest.raises(ConfigError, match="lora: invalid adapter name"):
+            AdapterConfig(lora=(f"{name}=path",))
 
 
 @pytest.mark.parametrize("name", ["a", "org/adapter:v2", "Größe 2", "a" * MAX_NAME_CHARS])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import isfinite
 
+from roseinfer.core.adapters import adapter_name_problem
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
 
@@ -53,6 +54,9 @@ class AdapterConfig:
             name, equals, path = given.partition("=")
             if not (equals and name and path):
                 raise ConfigError(f"lora: expected NAME=PATH, got {given!r}")
+            problem = adapter_name_problem(name)
+            if problem is not None:
+                raise ConfigError(f"lora: {problem}")
             if name in found:
                 raise ConfigError(f"lora: the name {name!r} is given twice")
             found[name] = path
