@@ -1,7 +1,7 @@
 """Adapters in host memory: read from files in the background, and copied to slots of the device by plans."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
@@ -21,8 +21,17 @@ _TIMED_BYTES = 1 << 26
 class AdapterMemory:
     """`AdapterFiles` of one process, and the slots of its device."""
 
-    def __init__(self, adapting: Adapting, slots: DeviceSlots, max_rank: int, processes: int = 1) -> None:
-        """max_rank: as the option says. processes: that share the model."""
+    def __init__(
+        self,
+        adapting: Adapting,
+        slots: DeviceSlots,
+        max_rank: int,
+        processes: int = 1,
+        on_read: Callable[[AdapterRead], None] | None = None,
+    ) -> None:
+        """max_rank: as the option says. processes: that share the model. on_read: gets the results of `read` in the
+        thread that reads, in place of `take_read`.
+        """
         self._adapting = adapting
         self._slots = slots
         self._max_rank = max_rank
@@ -34,6 +43,7 @@ class AdapterMemory:
         self._wanted: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
         self._done: SimpleQueue[AdapterRead] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._on_read = on_read or self._done.put
 
     # --- files --------------------------------------------------------------------------------------------------
     def read(self, name: str, path: str) -> None:
@@ -59,7 +69,7 @@ class AdapterMemory:
 
     def _read_all(self) -> None:
         while (wanted := self._wanted.get()) is not None:
-            self._done.put(self._read(*wanted))
+            self._on_read(self._read(*wanted))
 
     def _read(self, name: str, path: str) -> AdapterRead:
         start = perf_counter()

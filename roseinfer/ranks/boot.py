@@ -31,10 +31,20 @@ class RankBoot(msgspec.Struct):
     stacks: str | None = None
 
 
+class RankRead(msgspec.Struct):
+    """Result of reading an adapter on another rank: its digest, or why it cannot be used."""
+
+    digest: str = ""
+    error: str = ""
+
+
 class RankStatus(msgspec.Struct):
-    """Frame from a rank's process to rank 0. `error` None: it is about to join the group; else why it ends."""
+    """Frame from a rank's process to rank 0. `error`: why it ends. `read`: result of a call `READ`. Without both, it is
+    about to join the group.
+    """
 
     error: ErrorReport | None = None
+    read: RankRead | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Self:

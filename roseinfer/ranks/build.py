@@ -2,13 +2,16 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from roseinfer.core.adapters import AdapterRead
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.make import make_group
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.shared_store import SharedStore
+from roseinfer.ranks.adapters import LeadingAdapters
 from roseinfer.ranks.boot import RankBoot
 from roseinfer.ranks.leader import exit_on_loss
 from roseinfer.ranks.other_ranks import OtherRanks
@@ -32,6 +35,8 @@ def build_leader(config: EngineConfig, folder: Path, others: OtherRanks) -> tupl
             built = build_runner(config, folder, group)
             exit_on_loss(others, group)
             others.mark_started()
+            if built.adapters is not None:
+                built = replace(built, adapters=LeadingAdapters(built.adapters, others))
         except Exception as error:
             cause = others.cause_of(error)
             if cause is error:
@@ -41,11 +46,15 @@ def build_leader(config: EngineConfig, folder: Path, others: OtherRanks) -> tupl
     return built, group
 
 
-def build_rank(boot: RankBoot, report_ready: Callable[[], None]) -> tuple[BuiltRunner, LiveGroup]:
-    """Build another rank's part and its group. Calls `report_ready` before it joins the group."""
+def build_rank(
+    boot: RankBoot, report_ready: Callable[[], None], report_read: Callable[[AdapterRead], None]
+) -> tuple[BuiltRunner, LiveGroup]:
+    """Build another rank's part and its group. Call `report_ready` before it joins the group, and `report_read` for
+    each adapter that is read later, in the thread that reads.
+    """
     store = SharedStore(boot.store)
     group = _join_group(boot.config, store, boot.group, boot.rank, report_ready)
-    return build_runner(boot.config, Path(boot.folder), group), group
+    return build_runner(boot.config, Path(boot.folder), group, report_read), group
 
 
 def _join_group(

@@ -15,7 +15,8 @@ class Call(IntEnum):
     """First byte of a message.
 
     After `SUBMIT` come a checksum (8 bytes) of the tokens of all collected steps, and the plan. After `MASKED`, a
-    `SAMPLE` under masks, come the number of masks, the row of each, the drafts before each, and the words.
+    `SAMPLE` under masks, come the number of masks, the row of each, the drafts before each, and the words. After `READ`
+    come name and path of an adapter, after `FORGET` its digest.
     """
 
     SUBMIT = 0
@@ -23,6 +24,8 @@ class Call(IntEnum):
     MASKED = 2
     COLLECT = 3
     CLOSE = 4
+    READ = 5
+    FORGET = 6
 
 
 _BYTES = [bytes([call]) for call in Call]
@@ -53,6 +56,12 @@ class CallWriter:
     def submit(self, plan: StepPlan, sampled: SampledDigest) -> bytes:
         return b"".join((_BYTES[Call.SUBMIT], sampled.digest(), self._encode(plan)))
 
+    def read(self, name: str, path: str) -> bytes:
+        return _BYTES[Call.READ] + self._encode((name, path))
+
+    def forget(self, digest: str) -> bytes:
+        return _BYTES[Call.FORGET] + digest.encode()
+
     def masked(self, masks: TokenMasks) -> bytes:
         count = len(masks.rows)
         numbers = (count, *masks.rows, *(masks.drafts_before or (0,) * count))
@@ -63,10 +72,19 @@ class CallWriter:
 class CallReader:
     def __init__(self) -> None:
         self._decode = msgspec.msgpack.Decoder(StepPlan).decode
+        self._decode_names = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
     def submit(self, message: bytearray) -> tuple[bytes, StepPlan]:
         """Return rank 0's checksum and the plan."""
         return bytes(message[1 : 1 + _CHECKSUM_BYTES]), self._decode(memoryview(message)[1 + _CHECKSUM_BYTES :])
+
+    def read(self, message: bytearray) -> tuple[str, str]:
+        """Return name and path of an adapter."""
+        return self._decode_names(memoryview(message)[1:])
+
+    def forget(self, message: bytearray) -> str:
+        """Return the digest of an adapter."""
+        return message[1:].decode()
 
     def masked(self, message: bytearray) -> tuple[tuple[int, ...], tuple[int, ...], memoryview]:
         """Return the rows of masks, the drafts before each, and the bytes of the masks."""

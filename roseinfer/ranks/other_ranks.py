@@ -9,6 +9,7 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from roseinfer.core.stacks import forget_ranks, rank_stacks_path
 from roseinfer.processes.child import TERMINAL_SIGNALS, ErrorReport, LogSettings
 from roseinfer.processes.frames import FrameReader
 from roseinfer.processes.launch import ChildProcess, describe_exit, launch
-from roseinfer.ranks.boot import RankBoot, RankStatus, rank_error
+from roseinfer.ranks.boot import RankBoot, RankRead, RankStatus, rank_error
 from roseinfer.ranks.calls import CLOSE
 from roseinfer.ranks.ring import RingWriter, shared_descriptor
 
@@ -55,12 +56,15 @@ class RankHost:
 
 @dataclass
 class _Rank:
-    """Process of one rank. `ready`: about to join the group. `report`: why it ends. `closed`: its pipe has ended."""
+    """Process of one rank. `ready`: about to join the group. `report`: why it ends. `closed`: its pipe has ended.
+    `reads`: results of reading adapters, in the order of the calls.
+    """
 
     number: int
     child: ChildProcess
     frames: FrameReader = field(default_factory=FrameReader)
     ready: bool = False
+    reads: deque[RankRead] = field(default_factory=deque)
     report: ErrorReport | None = None
     closed: bool = False
 
@@ -74,10 +78,12 @@ class _Rank:
             while data := os.read(self.status_pipe, 4096):
                 for body in self.frames.feed(data):
                     status = _decoded(body)
-                    if status.error is None:
-                        self.ready = True
-                    else:
+                    if status.error is not None:
                         self.report = status.error
+                    elif status.read is not None:
+                        self.reads.append(status.read)
+                    else:
+                        self.ready = True
             return False
         return True
 
@@ -199,6 +205,12 @@ class OtherRanks:
         """Send a call. Raises the failure if there is one."""
         self.check()
         self._ring.write(message)
+
+    def take_reads(self) -> list[RankRead] | None:
+        """Return the answer of each rank to the first call `READ` that is not taken yet; None if one is missing."""
+        if not all(rank.reads for rank in self._ranks):
+            return None
+        return [rank.reads.popleft() for rank in self._ranks]
 
     def check(self) -> None:
         """Raise the failure if there is one."""

@@ -5,11 +5,13 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from roseinfer.core.adapters import AdapterFiles, AdapterRead
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import EngineDeadError, RoseinferError
@@ -25,7 +27,7 @@ from roseinfer.processes.child import (
     take_stdout,
 )
 from roseinfer.processes.frames import frame
-from roseinfer.ranks.boot import RankBoot, RankStatus
+from roseinfer.ranks.boot import RankBoot, RankRead, RankStatus
 from roseinfer.ranks.calls import Call, CallReader, SampledDigest
 from roseinfer.ranks.ring import RingClosedError, RingReader
 
@@ -67,7 +69,7 @@ def _import_torch() -> None:
 def _serve(boot: RankBoot, status: int) -> None:
     from roseinfer.ranks.build import build_rank
 
-    built, group = build_rank(boot, lambda: send_status(status, RankStatus()))
+    built, group = build_rank(boot, lambda: send_status(status, RankStatus()), partial(_report_read, status))
     spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
     garbage = IdleGarbageCollector(MonotonicClock())
 
@@ -77,11 +79,17 @@ def _serve(boot: RankBoot, status: int) -> None:
 
     place = boot.rank - 1, boot.size - 1
     with RingReader(boot.ring, boot.wake_pipe, *place, boot.ring_bytes, spin_s, garbage.idle) as ring:
-        follow(ring, built.runner, on_step)
+        follow(ring, built.runner, on_step, built.adapters)
 
 
-def follow(ring: RingReader, runner: Runner, on_step: Callable[[], None]) -> None:
+def _report_read(status: int, result: AdapterRead) -> None:
+    digest = "" if result.adapter is None else result.adapter.digest
+    send_status(status, RankStatus(read=RankRead(digest, result.error or "")))
+
+
+def follow(ring: RingReader, runner: Runner, on_step: Callable[[], None], adapters: AdapterFiles | None = None) -> None:
     """Make the calls that come by the ring, up to `CLOSE`. `on_step` is called after each step, and may raise.
+    `adapters`: reader of adapters, if there are slots for them.
 
     Raises `EngineDeadError` if rank 0 has sampled other tokens.
     """
@@ -106,6 +114,12 @@ def follow(ring: RingReader, runner: Runner, on_step: Callable[[], None]) -> Non
                 result = runner.collect(steps.popleft())
                 on_step()
                 sampled.add(result.rows)
+            case Call.READ:
+                assert adapters is not None, "there are no slots for adapters"
+                adapters.read(*calls.read(message))
+            case Call.FORGET:
+                assert adapters is not None, "there are no slots for adapters"
+                adapters.forget(calls.forget(message))
             case _:
                 runner.close()
                 return

@@ -1,6 +1,6 @@
 """Construction of a runner that is ready for its first plan, from a configuration and a model folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from roseinfer.attention.kv_fp8 import kv_dtype_of
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
-from roseinfer.core.adapters import AdapterFiles
+from roseinfer.core.adapters import AdapterFiles, AdapterRead
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.speculation import EagleValues, SpeculationConfig
 from roseinfer.core.errors import ConfigError
@@ -71,12 +71,18 @@ class BuiltRunner:
     adapters: AdapterFiles | None = None
 
 
-def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = None) -> BuiltRunner:
+def build_runner(
+    config: EngineConfig,
+    folder: Path,
+    group: LiveGroup | None = None,
+    on_read: Callable[[AdapterRead], None] | None = None,
+) -> BuiltRunner:
     """Load the model in `folder`, or this process's part of it, and give it seats and a KV cache.
 
     All ranks of a `group` call this at the same time. Set torch's number of CPU threads if configured, or to leave
-    other ranks their part of the cores. Raise `ConfigError` naming the option that cannot be met, `ModelNotFoundError`,
-    `UnsupportedModelError`.
+    other ranks their part of the cores. `on_read` gets the adapters that are read later, in the thread that reads, in
+    place of `BuiltRunner.adapters.take_read`. Raise `ConfigError` naming the option that cannot be met,
+    `ModelNotFoundError`, `UnsupportedModelError`.
     """
     startup_s: dict[str, float] = {}
     group = group or SingleRank()
@@ -123,7 +129,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             adapting=adapting,
         )
         _check_keys(spec, kv_dtype, target.kv_scales)
-        adapters = None if adapting is None else with_slots(config, adapting, target, group.size)
+        adapters = None if adapting is None else with_slots(config, adapting, target, group.size, on_read)
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target, folder)
     with phase(startup_s, "cache"):
         groups = _kv_groups(config, model)

@@ -1,8 +1,11 @@
 """Construction of a runner's slots for LoRA adapters."""
 
+from collections.abc import Callable
+
 from roseinfer.adapters.adapting import Adapting
 from roseinfer.adapters.memory import AdapterMemory, max_rank_of, slots_bytes
 from roseinfer.adapters.slots import DeviceSlots
+from roseinfer.core.adapters import AdapterRead
 from roseinfer.core.config.adapters import DEFAULT_MAX_RANK_COUNT, AdapterConfig
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
@@ -22,10 +25,17 @@ def check_no_adapters(config: AdapterConfig, model: str) -> None:
         raise ConfigError(f"lora is not supported by {model}, which returns vectors instead of text")
 
 
-def with_slots(config: EngineConfig, adapting: Adapting, model: CausalLM, processes: int) -> AdapterMemory:
+def with_slots(
+    config: EngineConfig,
+    adapting: Adapting,
+    model: CausalLM,
+    processes: int,
+    on_read: Callable[[AdapterRead], None] | None,
+) -> AdapterMemory:
     """Return the memory of adapters of a loaded model, with the adapters that the options name.
 
-    processes: that share the model. Raise `ConfigError` if memory is short, or an adapter cannot be used.
+    processes: that share the model. on_read: as for `build_runner`. Raise `ConfigError` if memory is short, or an
+    adapter cannot be used.
     """
     options = config.adapters
     max_rank = _max_rank(options)
@@ -38,7 +48,7 @@ def with_slots(config: EngineConfig, adapting: Adapting, model: CausalLM, proces
     except (MemoryError, RuntimeError) as error:
         raise ConfigError(f"out of memory for {options.slots} LoRA adapters of rank {max_rank}; {lower}") from error
     adapting.attach(slots)
-    memory = AdapterMemory(adapting, slots, max_rank, processes)
+    memory = AdapterMemory(adapting, slots, max_rank, processes, on_read)
     for name, path in options.named.items():
         memory.read_now(name, path)
     return memory

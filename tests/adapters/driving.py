@@ -16,18 +16,18 @@ BLOCK_SIZE, NUM_BLOCKS, MAX_SEATS = 8, 64, 8
 LISTED = 4
 
 
-def config_of(*named: str, model: dict | None = None, **options: object) -> EngineConfig:
+def config_of(*named: str, model: dict | None = None, cache: dict | None = None, **options: object) -> EngineConfig:
     """Return a config with adapters NAME=PATH; without any and without options, with adapters off."""
     return EngineConfig(
         model=ModelConfig(**{"device": "cpu", "dtype": "float32", "threads": 1, **(model or {})}),
-        cache=CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS),
+        cache=CacheConfig(**(cache or {"block_size": BLOCK_SIZE, "num_kv_blocks": NUM_BLOCKS})),
         scheduler=scheduler_config(max_num_seqs=MAX_SEATS, max_num_batched_tokens=128),
         adapters=AdapterConfig(lora=named, **options),
     )
 
 
-def build(folder: Path, *named: str, model: dict | None = None, **options: object) -> BuiltRunner:
-    return build_runner(config_of(*named, model=model, **options), folder)
+def build(folder: Path, *named: str, **options: object) -> BuiltRunner:
+    return build_runner(config_of(*named, **options), folder)
 
 
 class Output(NamedTuple):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.adapters.driving import Driver, assert_close, build
+from tests.adapters.driving import Driver, Output, assert_close, build
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.lora_folders import linear_shapes, merge, write_adapter
 
@@ -72,3 +73,48 @@ def test_chunks_equal_whole_prompts(case):
     driver = Driver(build(case.model, *case.named))
     for whole, chunked in zip(driver.run(REQUESTS), driver.run(REQUESTS, chunk=3), strict=True):
         assert_close(chunked, whole)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Case:
+    return Case("llama3", tmp_path_factory.mktemp("llama"))
+
+
+def test_changes_of_zero_keep_all_bits(llama, tmp_path):
+    write_adapter(tmp_path, linear_shapes(llama.model))
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    zeroed = {name: tensor * ("lora_A" in name) for name, tensor in tensors.items()}
+    save_file(zeroed, tmp_path / "adapter_model.safetensors")
+    driver = Driver(build(llama.model, f"zero={tmp_path}"))
+    found = driver.run([(tokens, "zero") for tokens, _ in REQUESTS])
+    assert found == driver.run([(tokens, None) for tokens, _ in REQUESTS])
+
+
+def test_an_adapter_of_some_layers(llama, tmp_path):
+    some = linear_shapes(llama.model, modules=r"1\.self_attn\.[qv]_proj|0\.mlp\.down_proj")
+    assert len(some) == 3
+    merged = merge(llama.model, write_adapter(tmp_path / "some", some), tmp_path / "merged")
+    driver = Driver(build(llama.model, *llama.named, f"some={tmp_path / 'some'}"))
+    requests = [*REQUESTS, (prompt(9, 8), "some")]
+    assert_close(driver.run(requests)[-1], Driver(build(merged)).run([(prompt(9, 8), None)])[0])
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_rounded_models_plus_a_change_are_near_merged_weights(llama, options):
+    """Both weights and sums are rounded; an adapter changes log probabilities by far more."""
+    model = {"dtype": "float32", **options}
+    driver = Driver(build(llama.model, *llama.named, model=model))
+    exact, found = Driver(build(llama.model, *llama.named)), driver.run(REQUESTS, outputs=1)
+    wanted = exact.run(REQUESTS, outputs=1)
+    base = exact.run([(tokens, None) for tokens, _ in REQUESTS], outputs=1)
+    errors = list(map(distance, found, wanted))
+    changes = list(map(distance, wanted, base))
+    assert max(errors) < 0.1 and sum(changes) > 8 * sum(errors)
+    plain = Driver(build(llama.model, model=model)).run([(tokens, None) for tokens, _ in REQUESTS], outputs=1)
+    assert [found[1], found[5]] == [plain[1], plain[5]]
+
+
+def distance(one: Output, other: Output) -> float:
+    """Return the mean difference of the prompts' log probabilities, or of the first output's in a prompt of one."""
+    pairs = list(zip(one.prompt or one.logprobs, other.prompt or other.logprobs, strict=True))
+    return sum(abs(mine.logprob - others.logprob) for mine, others in pairs) / len(pairs)

@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 
+from roseinfer.core.adapters import AdapterLoad
 from roseinfer.core.plan import (
     Admission,
     BlockCopy,
@@ -37,6 +38,7 @@ PLAN = StepPlan(
     (2, 0),
     (GroupChanges((TableChange(1, 2, (3, 4)),), (BlockCopy(5, 6, 7),)), GroupChanges()),
     StateChanges((SlotChange(1, 8),), (SlotCopy(2, 8),), (StateSnapshot(0, 2, 9),)),
+    (AdapterLoad(2, "ab"),),
 )
 
 
