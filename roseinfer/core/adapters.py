@@ -5,10 +5,12 @@ other weights under an old name are another adapter.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 MAX_NAME_CHARS = 256
+MAX_CACHED_KEYS_COUNT = 1024  # engines publish the same keys with every step
 _KEY_BYTES = 8
 
 
@@ -81,6 +83,7 @@ def adapter_name_problem(name: str) -> str | None:
     return f"invalid adapter name {name[:MAX_NAME_CHARS]!r} (expected {form})"
 
 
+@lru_cache(MAX_CACHED_KEYS_COUNT)
 def adapter_key(digest: str) -> int:
     """Return the start of a digest as a signed integer of 64 bits, which is enough to recognise it. 0 means none."""
     return int.from_bytes(bytes.fromhex(digest)[:_KEY_BYTES], "big", signed=True)
