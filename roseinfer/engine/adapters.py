@@ -10,6 +10,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.engine.adapter_names import AdapterNames, check_adapter_name
 
 MAX_PATH_CHARS = 4096
+FOLDER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Adapters that clients have asked for and that are being read.
 MAX_READS_COUNT = 64
 
@@ -19,7 +20,9 @@ OnRead = Callable[[AdapterRead], None]
 
 
 class AdapterPaths:
-    """Folders that may be read: those of `--lora`, and all below `--lora-dir`, after links were followed."""
+    """Folders that may be read: those of `--lora`, and all below `--lora-dir`. Links to other places are not followed,
+    neither of a folder nor of the files in it.
+    """
 
     def __init__(self, config: AdapterConfig) -> None:
         self._given = set(config.named.values())
@@ -36,9 +39,12 @@ class AdapterPaths:
         if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
             raise InvalidRequestError(f"invalid adapter path (expected 1 to {MAX_PATH_CHARS} characters)", "path")
         folder = os.path.realpath(os.path.join(self._root or "", path))
-        if folder in self._folders or (self._root is not None and _is_below(folder, self._root)):
+        if folder in self._folders:
             return folder
-        where = "--lora-dir is not set" if self._root is None else "only folders below --lora-dir are"
+        read = (folder, *(os.path.realpath(os.path.join(folder, name)) for name in FOLDER_FILES))
+        if self._root is not None and all(_is_below(each, self._root) for each in read):
+            return folder
+        where = "--lora-dir is not set" if self._root is None else "only folders and files below --lora-dir are"
         raise InvalidRequestError(f"adapter path {path!r} is not allowed: {where}", "path")
 
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.adapters.config import CONFIG_FILE
+from roseinfer.adapters.reader import WEIGHTS_FILE
 from roseinfer.core.adapters import AdapterRead
 from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.engine import adapters
-from roseinfer.engine.adapters import AdapterPaths, registry_at_start
+from roseinfer.engine.adapters import FOLDER_FILES, AdapterPaths, registry_at_start
 from tests.helpers.adapter_files import FakeAdapterFiles, adapter, files_below, registry
 
 
@@ -33,7 +35,9 @@ def test_only_folders_below_the_directory_are_read(tmp_path: Path) -> None:
         str(tmp_path / "inside2"),
     )
     for path in bad:
-        with pytest.raises(InvalidRequestError, match="is not allowed: only folders below --lora-dir are") as raised:
+        with pytest.raises(
+            InvalidRequestError, match="is not allowed: only folders and files below --lora-dir are"
+        ) as raised:
             paths.resolve(path)
         assert raised.value.param == "path"
     for path in ("", "a\0b", "a" * 5000):
@@ -60,6 +64,24 @@ def test_a_link_that_changes_after_the_start_leads_nowhere_else(tmp_path: Path) 
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(InvalidRequestError, match="is not allowed"):
         paths.resolve(str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("name", FOLDER_FILES)
+def test_links_of_files_are_not_followed_to_other_places(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    (root / "blobs").mkdir(parents=True)
+    (root / "a").mkdir()
+    paths = AdapterPaths(AdapterConfig(lora_dir=str(root)))
+    (root / "a" / name).symlink_to(root / "blobs" / "file")
+    assert paths.resolve("a") == str(root / "a"), "as in the hub's cache"
+    (root / "a" / name).unlink()
+    (root / "a" / name).symlink_to(tmp_path / "file")
+    with pytest.raises(InvalidRequestError, match="is not allowed"):
+        paths.resolve("a")
+
+
+def test_the_checked_files_are_those_that_are_read() -> None:
+    assert FOLDER_FILES == (CONFIG_FILE, WEIGHTS_FILE)
 
 
 def test_a_read_for_a_client_reaches_client_and_scheduler(tmp_path: Path) -> None:
