@@ -11,17 +11,20 @@ PREFIX_TOKENS = 1024
 class PrefixHash:
     """Rendezvous hashing of the key of the first 1,024 tokens, or of the last full block of a shorter prompt.
 
-    When an engine is added or removed, only its own requests move. A prompt without a full block goes to any engine.
+    When an engine is added or removed, only its own requests move. A prompt without a full block goes to the engine of
+    its LoRA adapter; without one, to any engine.
     """
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
-        if not request.keys:
+        key = request.adapter
+        if request.keys:
+            # The key of a block covers all tokens before it, and the adapter.
+            key = request.keys[min(len(request.keys), max(1, PREFIX_TOKENS // request.block_size)) - 1]
+        if not key:
             return self._rng.choice(candidates), "random"
-        # The key of a block covers all tokens before it.
-        key = request.keys[min(len(request.keys), max(1, PREFIX_TOKENS // request.block_size)) - 1]
         return max(candidates, key=lambda candidate: _mix(key, candidate.engine)), "hash"
 
 

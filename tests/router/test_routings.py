@@ -74,3 +74,12 @@ def test_a_short_prompt_is_hashed_if_it_has_a_full_block() -> None:
     placer = Placer("prefix-hash", range(4), seed=1)
     assert len({p.engine for _ in range(20) if (p := placer.place(RoutingRequest(40, [5, 6]), 0.0))}) == 1
     assert len({p.engine for _ in range(60) if (p := placer.place(RoutingRequest(10), 0.0))}) == 4
+
+
+def test_short_prompts_are_hashed_by_their_adapter() -> None:
+    placer, engines = Placer("prefix-hash", range(4), seed=1), set()
+    for adapter in (-(2**63), -1, 1, 2, 3, 2**63 - 1, *range(10**18, 10**18 + 20)):
+        found = {p.engine for _ in range(5) if (p := placer.place(RoutingRequest(10, adapter=adapter), 0.0))}
+        assert len(found) == 1
+        engines |= found
+    assert len(engines) == 4
