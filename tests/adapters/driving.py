@@ -6,7 +6,7 @@ from typing import NamedTuple
 from roseinfer.core.adapters import Adapter, AdapterLoad
 from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
-from roseinfer.core.plan import Admission, Row, StepPlan, TokenLogprobs
+from roseinfer.core.plan import Admission, Row, SlotChange, StateChanges, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.build import BuiltRunner, build_runner
 from roseinfer.sched.registry import scheduler_config
@@ -14,13 +14,14 @@ from tests.runner.tiny import run
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_SEATS = 8, 64, 8
 LISTED = 4
+CACHE = {"block_size": BLOCK_SIZE, "num_kv_blocks": NUM_BLOCKS, "enable_window_groups": False, "state_slots": 8}
 
 
 def config_of(*named: str, model: dict | None = None, cache: dict | None = None, **options: object) -> EngineConfig:
     """Return a config with adapters NAME=PATH; without any and without options, with adapters off."""
     return EngineConfig(
         model=ModelConfig(**{"device": "cpu", "dtype": "float32", "threads": 1, **(model or {})}),
-        cache=CacheConfig(**(cache or {"block_size": BLOCK_SIZE, "num_kv_blocks": NUM_BLOCKS})),
+        cache=CacheConfig(**(cache or CACHE)),
         scheduler=scheduler_config(max_num_seqs=MAX_SEATS, max_num_batched_tokens=128),
         adapters=AdapterConfig(lora=named, **options),
     )
@@ -54,7 +55,7 @@ class Driver:
     def load(self, slot: int, digest: str) -> None:
         self._step(StepPlan(0, [], adapter_loads=(AdapterLoad(slot, digest),)))
 
-    def _step(self, plan: StepPlan):
+    def _step(self, plan: StepPlan) -> StepResult:
         plan.step = self._steps
         self._steps += 1
         return run(self.built.runner, plan)
@@ -93,6 +94,8 @@ class Driver:
                     seats.append(seat)
                     done[seat] += count
             plan = StepPlan(0, rows, admitted, num_tokens=sum(row.count for row in rows))
+            if self.built.facts.states is not None:
+                plan.states = StateChanges(tuple(SlotChange(one.seat, one.seat) for one in admitted))
             for seat, result in zip(seats, self._step(plan).rows, strict=True):
                 assert result.error is None, result.error
                 old = found[seat]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 PREFIX = "base_model.model."
+_TRANSPOSED = re.compile(r"\bh\.\d+\.")  # GPT-2's layers are [in, out]
 Shapes = Mapping[str, tuple[int, int]]  # path of a module -> outputs, inputs
 
 
@@ -20,7 +21,7 @@ def linear_shapes(model: Path, modules: str = ".*") -> dict[str, tuple[int, int]
     for name, tensor in load_file(model / "model.safetensors").items():
         module = name.removesuffix(".weight")
         if tensor.ndim == 2 and re.search(r"\.\d+\.", name) and re.fullmatch(rf".*\b({modules})", module):
-            outs, ins = tensor.shape[::-1] if ".c_" in name else tensor.shape
+            outs, ins = tensor.shape[::-1] if _TRANSPOSED.search(name) else tensor.shape
             found[module] = (outs, ins)
     return found
 
@@ -74,7 +75,7 @@ def merge(model: Path, changes: Mapping[str, torch.Tensor], into: Path) -> Path:
     tensors = load_file(model / "model.safetensors")
     for module, change in changes.items():
         name = f"{module}.weight"
-        change = change.T if ".c_" in name else change
+        change = change.T if _TRANSPOSED.search(name) else change
         tensors[name] = (tensors[name].double() + change).to(tensors[name].dtype).contiguous()
     save_file(tensors, into / "model.safetensors", {"format": "pt"})
     return into
