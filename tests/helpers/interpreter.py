@@ -50,7 +50,7 @@ def clamp_numbers_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def hurry() -> None:
-    """Make kernels run in half the time in this process, with the same results."""
+    """Make kernels run in less than half the time in this process, with the same results."""
     if not HAS_TRITON:
         return
     from triton.runtime import interpreter
@@ -61,6 +61,7 @@ def hurry() -> None:
     interpreter._patch_lang = _once(interpreter._patch_lang)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     _remember_shapes()
+    _compare_numbers()
 
 
 @cache
@@ -123,7 +124,7 @@ def _remember_shapes() -> None:
     types: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
-        shape = type.shape if type.is_block() else ()
+        shape = tuple(type.shape.values) if type.is_block() else ()
         if shape not in shapes:
             make_tensor(self, handle, type)
             shapes[shape] = self.numel, self.shape
@@ -141,3 +142,18 @@ def _remember_shapes() -> None:
         vars(self).update(types[key], element_ty=element_ty)
 
     tl.core.tensor.__init__, tl.core.block_type.__init__ = tensor, block_type
+
+
+def _compare_numbers() -> None:
+    """Compare shapes as lists, instead of making tuples of Triton's own, with types and names, for each comparison."""
+    import triton.language as tl
+
+    compare = tl.core.tuple.__eq__
+
+    def equal(self: Any, other: Any) -> Any:
+        values = getattr(other, "values", other)
+        if values.__class__ is list and all(value.__class__ is int for value in values):
+            return tl.constexpr(self.values == values)
+        return compare(self, other)
+
+    tl.core.tuple.__eq__ = equal
