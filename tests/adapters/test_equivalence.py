@@ -99,7 +99,7 @@ def test_an_adapter_of_some_layers(llama, tmp_path):
     assert_close(driver.run(requests)[-1], Driver(build(merged)).run([(prompt(9, 8), None)])[0])
 
 
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"quantization": "fp8"}, {"dtype": "bfloat16"}], ids=str)
 def test_rounded_models_plus_a_change_are_near_merged_weights(llama, options):
     """Both weights and sums are rounded; an adapter changes log probabilities by far more."""
     model = {"dtype": "float32", **options}
@@ -109,7 +109,7 @@ def test_rounded_models_plus_a_change_are_near_merged_weights(llama, options):
     base = exact.run([(tokens, None) for tokens, _ in REQUESTS], outputs=1)
     errors = list(map(distance, found, wanted))
     changes = list(map(distance, wanted, base))
-    assert max(errors) < 0.1 and sum(changes) > 8 * sum(errors)
+    assert max(errors) < 0.15 and sum(changes) > 8 * sum(errors)
     plain = Driver(build(llama.model, model=model)).run([(tokens, None) for tokens, _ in REQUESTS], outputs=1)
     assert [found[1], found[5]] == [plain[1], plain[5]]
 

@@ -15,6 +15,7 @@ from roseinfer.core.errors import ConfigError
 from tests.adapters.driving import Driver, assert_close, build
 from tests.adapters.test_equivalence import prompt
 from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.encoders import ENCODERS, make_encoder
 from tests.helpers.lora_folders import PREFIX, linear_shapes, write_adapter
 
 TIMEOUT_S = 60.0
@@ -192,6 +193,14 @@ def test_names_may_have_any_known_prefix(model: Path, tmp_path: Path) -> None:
         write_adapter(tmp_path / str(number), shapes)
         found += Driver(build(model, f"a={tmp_path / str(number)}")).run([(prompt(9, 0), "a")])
     assert found == [found[0]] * 4
+
+
+def test_models_that_return_vectors_have_no_adapters(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lora is not supported by LlamaForCausalLM, which returns vectors"):
+        build(model, lora_slots=1, model={"runner": "pooling"})
+    encoder = save_reference(make_encoder(next(iter(ENCODERS.values()))), tmp_path)
+    with pytest.raises(ConfigError, match=r"lora is not supported by .+, which returns vectors"):
+        build(encoder, lora_slots=1)
 
 
 def test_memory_that_is_short(model: Path, monkeypatch) -> None:

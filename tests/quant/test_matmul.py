@@ -113,6 +113,14 @@ def test_epilogues(kind: Kind, epilogue: Epilogue, with_bias: bool) -> None:
         assert_near(product(x), exact(x, weight, bias, epilogue), kind)
 
 
+@pytest.mark.parametrize("epilogue", EPILOGUES[1:], ids=str)
+def test_bare_products_have_no_epilogue(kind: Kind, epilogue: Epilogue) -> None:
+    weight, bias = draw_weight(kind), draw(kind, OUT)
+    bare = kind.make(weight, bias, epilogue).bare()
+    x = draw(kind, kind.rows[-1], WIDTH)
+    assert_near(bare(x), exact(x, weight, bias, NO_EPILOGUE), kind)
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_a_residual_is_added(kind: Kind, with_bias: bool) -> None:
     weight = draw_weight(kind)
