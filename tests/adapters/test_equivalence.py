@@ -109,7 +109,7 @@ def test_rounded_models_plus_a_change_are_near_merged_weights(llama, options):
     base = exact.run([(tokens, None) for tokens, _ in REQUESTS], outputs=1)
     errors = list(map(distance, found, wanted))
     changes = list(map(distance, wanted, base))
-    assert max(errors) < 0.15 and sum(changes) > 8 * sum(errors)
+    assert max(errors) < 0.15 and sum(changes) > 4 * sum(errors)
     plain = Driver(build(llama.model, model=model)).run([(tokens, None) for tokens, _ in REQUESTS], outputs=1)
     assert [found[1], found[5]] == [plain[1], plain[5]]
 
