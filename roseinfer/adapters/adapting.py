@@ -1,5 +1,6 @@
 """Layers of a model that adapters may change, recorded while the model is loaded."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ from roseinfer.adapters.slots import DeviceSlots, HostAdapter, LayerShape
 from roseinfer.adapters.step import StepAdapters
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, WeightPiece
+
+log = logging.getLogger(__name__)
 
 # Files may hold float64.
 _MAX_ITEM_BYTES = 8
@@ -35,7 +38,11 @@ class _Module:
 
 
 class Adapting:
-    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step."""
+    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step. `model`: name of the model, as
+    the user gives it; empty if unknown.
+    """
+
+    model: str = ""
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         """prefixes: of tensors' names, which adapters of the same model may have or lack."""
@@ -101,7 +108,14 @@ class Adapting:
                 start += module.outs
         if not bool(made.flat.isfinite().all()):
             raise UnsupportedModelError(f"{file.folder}: numbers beyond {str(dtype).removeprefix('torch.')}")
+        self._warn_of_other_base(file)
         return made
+
+    def _warn_of_other_base(self, file: AdapterFile) -> None:
+        """Log the base that the adapter names if it has another name than the model. Shapes alone decide."""
+        base = file.config.base
+        if base and self.model and _last_part(base) != _last_part(self.model):
+            log.warning("the adapter in %s was trained on %r, and the model is %r", file.folder, base, self.model)
 
     def _matched(self, file: AdapterFile, max_rank: int) -> dict[str, LowRank]:
         """Return the changes by the names of modules."""
@@ -124,6 +138,10 @@ class Adapting:
                 f"{file.folder}: the model has no linear layer that adapters may change called {some_of(unmatched)}"
             )
         return found
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 def _misfit(change: LowRank, piece: WeightPiece, max_rank: int) -> str | None:
