@@ -40,6 +40,9 @@ class BreakdownConfig:
         "several times (needs max_num_batched_tokens for all of a step)",
     )
     steps: int = option(32, "steps that the breakdown is measured over")
+    adapted_rows: int | None = option(
+        None, "requests of each batch that use the adapters of --lora, in turn (default: all)"
+    )
     peak_bandwidth: float | None = option(None, "of the device in GB/s; default: measured, a copy")
     peak_tflops: float | None = option(None, "of the device; default: measured, a product of matrices")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
@@ -48,6 +51,8 @@ class BreakdownConfig:
         check_positive(self, "input_len", "steps", "peak_bandwidth", "peak_tflops")
         if any(size < 1 for size in self.batch_size):
             raise ConfigError("batch_size must be positive")
+        if self.adapted_rows is not None and self.adapted_rows < 0:
+            raise ConfigError("adapted_rows must not be negative")
         if any(tokens < 1 for tokens in self.prompt_tokens):
             raise ConfigError("prompt_tokens must be positive")
 
@@ -58,7 +63,14 @@ class BreakdownConfig:
         pairs = [(size, 0) for size in self.batch_size]
         pairs += [(size, tokens) for size in (0, *self.batch_size) for tokens in self.prompt_tokens]
         return [
-            Load(size, self.input_len, min(PROMPT_STEPS, self.steps) if tokens else self.steps, seed + size, tokens)
+            Load(
+                size,
+                self.input_len,
+                min(PROMPT_STEPS, self.steps) if tokens else self.steps,
+                seed + size,
+                tokens,
+                self.adapted_rows,
+            )
             for size, tokens in pairs
         ]
 

@@ -5,8 +5,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from roseinfer.bench.load import make_prompts
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.plan import StepPlan
-from roseinfer.core.request import Prompt, sequence_id
+from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.local import LocalEngine
 from roseinfer.engine.messages import Add
@@ -25,7 +26,8 @@ class Load:
 
     batch_size: decoding requests with prompts of `input_len` tokens. prompt_tokens: tokens of new prompts per step, of
     the same length. steps: measured twice, without and with the profiler. Batches of the same seed are equal, and find
-    their prompts cached.
+    their prompts cached. adapted_rows: requests of the batch that use the engine's adapters, if it has any; None = all.
+    New prompts use the first adapter, unless there are 0.
     """
 
     batch_size: int
@@ -33,6 +35,7 @@ class Load:
     steps: int
     seed: int
     prompt_tokens: int = 0
+    adapted_rows: int | None = None
 
     @property
     def warm_up(self) -> int:
@@ -72,19 +75,24 @@ def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
     vocab = engine.info.facts.vocab_size
     added: list[str] = []
 
-    def add(name: str, prompt: list[int], outputs: int) -> None:
-        core.add(Add(name, Prompt(prompt, SequenceParams(max_tokens=outputs, temperature=0.0, ignore_eos=True))))
+    adapters = list(engine.adapters().values()) if load.adapted_rows != 0 else []
+
+    def add(name: str, prompt: list[int], outputs: int, adapter: Adapter | None) -> None:
+        params = SequenceParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
+        core.add(Add(name, Prompt(prompt, params, RequestMeta(adapter=adapter))))
         added.append(sequence_id(name, 0))
 
     try:
         for number, prompt in enumerate(make_prompts(load.batch_size, load.input_len, vocab, load.seed)):
-            add(f"{_DECODING}-{load.seed}-{number}", prompt, wanted)
+            adapted = adapters and (load.adapted_rows is None or number < load.adapted_rows)
+            adapter = adapters[number % len(adapters)] if adapted else None
+            add(f"{_DECODING}-{load.seed}-{number}", prompt, wanted, adapter)
         begun: set[str] = set()
         while core.busy and len(begun) < load.batch_size:
             begun.update(output.request_id for output in core.step() if output.token_ids)
         for step, prompts in enumerate(_new_prompts(load, vocab)):
             for number, prompt in enumerate(prompts):
-                add(f"prompt-{step}-{number}", prompt, 1)
+                add(f"prompt-{step}-{number}", prompt, 1, adapters[0] if adapters else None)
             if not core.busy:
                 return
             core.step()

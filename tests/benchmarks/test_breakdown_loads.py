@@ -6,10 +6,12 @@ import pytest
 
 from benchmarks.breakdown.loads import Load, steps_of
 from benchmarks.engine_step import VOCAB, NullRunner
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
@@ -37,7 +39,7 @@ def make_core(depth: int, policy: str) -> tuple[EngineCore, Watched]:
 @pytest.mark.parametrize("policy", ["fifo", "slack"])
 def test_every_measured_step_is_met(depth: int, policy: str) -> None:
     core, runner = make_core(depth, policy)
-    llm = SimpleNamespace(core=core, info=engine_info(vocab_size=VOCAB))
+    llm = SimpleNamespace(core=core, info=engine_info(vocab_size=VOCAB), adapters=dict)
     loads = [Load(16, 40, 8, 7), Load(0, 40, 3, 7, 300), Load(16, 40, 3, 7, 300), Load(16, 40, 3, 7, 130)]
     for load in loads:
         steps = steps_of(llm, load)
@@ -53,7 +55,7 @@ def test_every_measured_step_is_met(depth: int, policy: str) -> None:
 
 def test_a_batch_that_was_there_finds_its_prompts_cached() -> None:
     core, runner = make_core(1, "fifo")
-    llm = SimpleNamespace(core=core, info=engine_info(vocab_size=VOCAB))
+    llm = SimpleNamespace(core=core, info=engine_info(vocab_size=VOCAB), adapters=dict)
     computed = []
     for _ in range(2):
         runner.plans.clear()
@@ -66,3 +68,20 @@ def test_a_batch_that_was_there_finds_its_prompts_cached() -> None:
 
 def test_new_prompts_are_whole() -> None:
     assert Load(2, 40, 1, 0, 130).prompts == [40, 40, 40, 10] and Load(2, 40, 1, 0).prompts == []
+
+
+@pytest.mark.parametrize(("adapted_rows", "expected"), [(None, "abab"), (3, "aba-"), (0, "----")])
+def test_rows_use_adapters_in_turn(adapted_rows: int | None, expected: str) -> None:
+    added: list[Add] = []
+    core = SimpleNamespace(
+        scheduler=SimpleNamespace(config=SimpleNamespace(max_num_batched_tokens=64)),
+        add=added.append,
+        busy=False,
+        abort=lambda names: None,
+    )
+    adapters = {name: Adapter(name, name * 64, f"/{name}", 8, 1) for name in "ab"}
+    info = SimpleNamespace(facts=SimpleNamespace(vocab_size=50))
+    engine = SimpleNamespace(core=core, info=info, adapters=lambda: adapters)
+    assert list(steps_of(engine, Load(4, 8, 1, 0, adapted_rows=adapted_rows))) == []
+    used = [add.prompt.meta.adapter for add in added]
+    assert "".join("-" if adapter is None else adapter.name for adapter in used) == expected
