@@ -18,7 +18,8 @@ LATE = 50_000_000  # cycles, some 25 ms
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, CODES])
 def test_copies_run_after_earlier_work_and_end_before_wait_returns(dtype, batched):
-    from roseinfer.runner.cuda_host_copies import CopyDriver, CudaCopier
+    from roseinfer.kernels.common.memory_copies import CopyDriver
+    from roseinfer.runner.cuda_host_copies import CudaCopier
 
     store = KVStore(32, 16, SPECS, dtype, torch.device("cuda"))
     host = HostStore(64, store)
