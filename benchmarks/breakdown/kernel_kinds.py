@@ -16,6 +16,7 @@ _PATTERNS = (
         "attention",
         r"attention|flash|fmha|mha_|(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel",
     ),
+    ("adapters", r"lora_"),
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
     (
         "GEMM",

@@ -1,21 +1,20 @@
 """Layers of a model that adapters may change, recorded while the model is loaded."""
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
 from roseinfer.adapters.matmul import AdaptedMatmul
 from roseinfer.adapters.reader import AdapterFile, LowRank, some_of
-from roseinfer.adapters.slots import DeviceSlots, HostAdapter, LayerShape
+from roseinfer.adapters.slots import DeviceSlots, HostAdapter, LayerShape, LayerSlots
 from roseinfer.adapters.step import StepAdapters
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, WeightPiece
-
-log = logging.getLogger(__name__)
 
 # Files may hold float64.
 _MAX_ITEM_BYTES = 8
@@ -37,18 +36,21 @@ class _Module:
         return torch.cat([b[piece.outs.start : piece.outs.start + piece.outs.width] for piece in self.pieces])
 
 
+class AdaptedProduct(Matmul, Protocol):
+    """Product with adapters, whose slots are set after the model is loaded."""
+
+    slots: LayerSlots
+
+
 class Adapting:
-    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step. `model`: name of the model, as
-    the user gives it; empty if unknown.
-    """
+    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step."""
 
-    model: str = ""
-
-    def __init__(self, prefixes: Iterable[str]) -> None:
-        """prefixes: of tensors' names, which adapters of the same model may have or lack."""
+    def __init__(self, prefixes: Iterable[str], device: torch.device) -> None:
+        """prefixes: of tensors' names, which adapters of the same model may have or lack. device: the model's."""
         self._prefixes = sorted({prefix for prefix in prefixes if prefix}, key=len, reverse=True)
         self._layers: list[tuple[_Module, ...]] = []
-        self._products: list[AdaptedMatmul] = []
+        self._products: list[AdaptedProduct] = []
+        self._device = device
         self.step = StepAdapters()
 
     # --- while the model is loaded ------------------------------------------------------------------------------
@@ -56,11 +58,18 @@ class Adapting:
         modules = tuple(
             _Module(self._key(name), tuple(run)) for name, run in groupby(pieces, key=lambda piece: piece.name)
         )
-        bare = matmul if epilogue == NO_EPILOGUE else matmul.bare()
-        product = AdaptedMatmul(matmul, bare, epilogue, self.step)
+        product = self._product(matmul, epilogue)
         self._layers.append(modules)
         self._products.append(product)
         return product
+
+    def _product(self, matmul: Matmul, epilogue: Epilogue) -> "AdaptedProduct":
+        if has_triton(self._device):
+            from roseinfer.adapters.cuda_matmul import adapted_on_gpu  # imports Triton, which only GPUs have
+
+            return adapted_on_gpu(matmul, epilogue, self.step)
+        bare = matmul if epilogue == NO_EPILOGUE else matmul.bare()
+        return AdaptedMatmul(matmul, bare, epilogue, self.step)
 
     def begin(self, rows: AdapterRows | None) -> None:
         self.step.begin(rows)
@@ -108,14 +117,7 @@ class Adapting:
                 start += module.outs
         if not bool(made.flat.isfinite().all()):
             raise UnsupportedModelError(f"{file.folder}: numbers beyond {str(dtype).removeprefix('torch.')}")
-        self._warn_of_other_base(file)
         return made
-
-    def _warn_of_other_base(self, file: AdapterFile) -> None:
-        """Log the base that the adapter names if it has another name than the model. Shapes alone decide."""
-        base = file.config.base
-        if base and self.model and _last_part(base) != _last_part(self.model):
-            log.warning("the adapter in %s was trained on %r, and the model is %r", file.folder, base, self.model)
 
     def _matched(self, file: AdapterFile, max_rank: int) -> dict[str, LowRank]:
         """Return the changes by the names of modules."""
@@ -138,10 +140,6 @@ class Adapting:
                 f"{file.folder}: the model has no linear layer that adapters may change called {some_of(unmatched)}"
             )
         return found
-
-
-def _last_part(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 def _misfit(change: LowRank, piece: WeightPiece, max_rank: int) -> str | None:

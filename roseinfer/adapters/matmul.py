@@ -84,11 +84,12 @@ class AdaptedMatmul:
     def _change(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Return (x @ A.T) @ B.T [n, out] of all modules."""
         slots = self.slots
-        a, b, bounds, full = slots.a[slot], slots.b[slot], slots.bounds, slots.rank
+        a, b = slots.content(slot)
+        bounds = slots.bounds
         change = x.new_zeros((len(x), bounds[-1]))
         for module, rank in enumerate(slots.module_ranks[slot]):
             if rank:
-                shrunk = F.linear(x, a[module * full : module * full + rank])
+                shrunk = F.linear(x, a[module, :rank])
                 outs = slice(bounds[module], bounds[module + 1])
                 change[:, outs] = F.linear(shrunk, b[outs, :rank])
         return change

@@ -36,7 +36,7 @@ class AdapterMemory:
         self._slots = slots
         self._max_rank = max_rank
         self._processes = processes
-        self._loader: SlotLoader = CpuSlotLoader(slots)
+        self._loader = _loader(slots)
         self._held: dict[str, HostAdapter] = {}
         self._late_plans: dict[str, int] = {}  # forgotten adapters -> plans until they are freed
         self._lock = threading.Lock()
@@ -146,6 +146,14 @@ class AdapterMemory:
         self._loader.start(0, adapter)
         self._loader.finish()
         return perf_counter() - start
+
+
+def _loader(slots: DeviceSlots) -> SlotLoader:
+    if slots.device.type != "cuda":
+        return CpuSlotLoader(slots)
+    from roseinfer.adapters.cuda_loads import CudaSlotLoader  # loads the driver's library, which only GPUs have
+
+    return CudaSlotLoader(slots)
 
 
 def max_rank_of(paths: Sequence[str]) -> int:

@@ -219,7 +219,7 @@ class WeightFormat(Protocol):
 class AdapterRows:
     """Adapters of a step's rows, of which at least one has one.
 
-    slots: of each row in the batch's order; -1 for the model itself. In a captured batch they are placeholders.
+    slots: of each row in the batch's order; -1 for the model itself. Empty on a GPU, where only the device needs them.
     of_tokens: [T] int32, the same of each packed token.
     """
 

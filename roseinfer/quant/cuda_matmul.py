@@ -15,7 +15,7 @@ class CudaMatmul:
         self._transposed = weight.t()
         self._bias = bias
         self._epilogue = epilogue
-        self._few = SkinnyMatmul(weight, None, bias, epilogue)
+        self.few = SkinnyMatmul(weight, None, bias, epilogue)
 
     def bare(self) -> "CudaMatmul":
         return CudaMatmul(self._weight, self._bias, NO_EPILOGUE)
@@ -23,18 +23,27 @@ class CudaMatmul:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if self._few.pays(x.shape[0]):
-            return self._few(x, residual=residual, out=out)
+        if self.few.pays(x.shape[0]):
+            return self.few(x, residual=residual, out=out)
         if out is not None:
             assert residual is None and self._bias is None and self._epilogue == NO_EPILOGUE
             return torch.mm(x, self._transposed, out=out)
-        if residual is not None:
-            if self._bias is None:
-                return residual.addmm_(x, self._transposed)
-            return residual.add_(F.linear(x, self._weight, self._bias))
-        return finish(F.linear(x, self._weight, self._bias), self._epilogue)
+        result = self.unfinished(x, residual)
+        return result if residual is not None else finish(result, self._epilogue)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self._few.pays(x.shape[0]):
-            return self._few(x, norm=norm, out=out)
+        if self.few.pays(x.shape[0]):
+            return self.few(x, norm=norm, out=out)
         return self(norm(x), None, out)
+
+    def unfinished(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x @ weight.T + bias + residual of many rows, which `finish` completes; overwrites a residual."""
+        if residual is None:
+            return F.linear(x, self._weight, self._bias)
+        if self._bias is None:
+            return residual.addmm_(x, self._transposed)
+        return residual.add_(F.linear(x, self._weight, self._bias))
+
+    def unfinished_after(self, norm: Norm, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """Do as `unfinished` for norm(x), which is `normed`."""
+        return self.unfinished(normed)

@@ -4,6 +4,7 @@ import torch
 
 from roseinfer.kernels.linear.activation import gated, pointwise
 from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
+from roseinfer.kernels.lora.slots import SlotSums
 from roseinfer.quant.base import Epilogue, Norm
 
 
@@ -37,8 +38,12 @@ class SkinnyMatmul:
         norm: Norm | None = None,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        delta: SlotSums | None = None,
     ) -> torch.Tensor:
-        """Return epilogue(norm(x) @ weight.T + bias) + residual [T, out], for x [T, in]; overwrites a residual."""
+        """Return epilogue(norm(x) @ weight.T + bias) + residual [T, out], for x [T, in]; overwrites a residual.
+
+        delta: what adapters add before the epilogue.
+        """
         return skinny_linear(
             x,
             self._weight,
@@ -49,6 +54,7 @@ class SkinnyMatmul:
             activation=self._epilogue.activation,
             gated=self._epilogue.gated,
             out=out if residual is None else residual,
+            delta=delta,
             overlap=True,
         )
 

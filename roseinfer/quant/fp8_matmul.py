@@ -42,8 +42,7 @@ class Fp8Matmul:
         if self.few.pays(x.shape[0]):
             return self.few(x, residual=residual, out=out)
         assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
-        product = self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual)
-        result = finish(product, self._epilogue)
+        result = finish(self.unfinished(x, residual), self._epilogue)
         return result if out is None else out.copy_(result)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,6 +57,14 @@ class Fp8Matmul:
         return None
 
     # Steps of a product of many rows
+    def unfinished(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x @ weight.T + bias + residual, which `finish` completes; overwrites a residual."""
+        return self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual)
+
+    def unfinished_after(self, norm: Norm, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """Do as `unfinished` for norm(x), which is `normed` in 16 bits and rounded here without that step."""
+        return self.product(self.normed(norm, x), x.dtype)
+
     def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
         """Return norm(x), rounded for this product."""
         return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self._factor.grouped)

@@ -115,7 +115,7 @@ def build_runner(
             folder, config.model.generation_config, config.model.override_generation_config
         )
         check_context(config.model.max_model_len, spec.max_position)
-        adapting = adapting_of(config.adapters)
+        adapting = adapting_of(config.adapters, device)
         target = load_model(
             folder,
             spec,
@@ -160,11 +160,13 @@ def build_runner(
         assembly = assemble(model, shape, group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
-        for slot in (-1,) if adapters is None else (-1, 0):
+        slots = (-1,) if adapters is None else (-1, 0)
+        for slot in slots:
             _rehearse_whole(assembly, config, limits, _rehearsed(config, limits, device), blocks, pooling, slot)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
-                rehearse(assembly.runner, assembly.seats, blocks, [min(few, limits.max_tokens)])
+                for slot in slots:
+                    rehearse(assembly.runner, assembly.seats, blocks, [min(few, limits.max_tokens)], adapter_slot=slot)
             for params in () if pooling else (PLAIN, EDITED):  # masks apply to logits of either dtype
                 rehearse(assembly.runner, assembly.seats, blocks, [1], (params,), guided=True)
         copies = CopyTimes()
@@ -386,7 +388,8 @@ def free_cuda_bytes(
     del assembly
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
-    graphs = GRAPH_BYTES + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
+    sets = 1 if adapters is None else 2  # steps with adapters have graphs of their own
+    graphs = sets * GRAPH_BYTES + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
     in_use = total - free
     if config.shares_gpu:  # memory of other models' engines is no part of this one's share
         in_use = torch.cuda.memory_reserved(model.device) + CONTEXT_BYTES

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import torch
+
 from roseinfer.adapters.adapting import Adapting
 from roseinfer.adapters.memory import AdapterMemory, max_rank_of, slots_bytes
 from roseinfer.adapters.slots import DeviceSlots
@@ -14,9 +16,9 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.families import known_prefixes
 
 
-def adapting_of(config: AdapterConfig) -> Adapting | None:
+def adapting_of(config: AdapterConfig, device: torch.device) -> Adapting | None:
     """Return what records the layers of a model while it is loaded; None if adapters are off."""
-    return Adapting(known_prefixes()) if config.enabled else None
+    return Adapting(known_prefixes(), device) if config.enabled else None
 
 
 def check_no_adapters(config: AdapterConfig, model: str) -> None:
@@ -48,7 +50,6 @@ def with_slots(
     except (MemoryError, RuntimeError) as error:
         raise ConfigError(f"out of memory for {options.slots} LoRA adapters of rank {max_rank}; {lower}") from error
     adapting.attach(slots)
-    adapting.model = config.model.model
     memory = AdapterMemory(adapting, slots, max_rank, processes, on_read)
     for name, path in options.named.items():
         memory.read_now(name, path)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Row counts at which products and attention switch kernels.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+# A chunk whose products with adapters are divided in another way than those of fewer or many more tokens.
+_ADAPTED_CHUNK_TOKENS = 512
 
 
 @torch.inference_mode()
@@ -36,6 +38,11 @@ def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> 
             return
         for counts in steps:
             _forward(assembly, model, choice, counts)
+        if assembly.seats.adapter_slots is not None:
+            assembly.seats.adapted.update(range(len(assembly.seats.seats)))
+            for counts in [*steps, [min(_ADAPTED_CHUNK_TOKENS, limits.max_tokens)]]:
+                _forward(assembly, model, None, counts)
+            assembly.seats.adapted.clear()
         if isinstance(assembly.draft_steps, CudaDraftSteps):
             assembly.draft_steps.launch_all()
 

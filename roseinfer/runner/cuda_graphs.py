@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -68,6 +68,13 @@ class GraphRecorder:
         return device_seconds(graph.replay)
 
 
+class _Kind(NamedTuple):
+    """A graph's number of rows, and whether rows may have adapters."""
+
+    bucket: int
+    adapted: bool
+
+
 class DecodeGraphs:
     """Replays a captured graph for a step with one token per row; passes other steps to `others`.
 
@@ -76,7 +83,7 @@ class DecodeGraphs:
 
     A step is padded to the next bucket with rows of the spare seat, whose K/V goes to a block that no request owns. All
     buckets share one memory pool, the largest captured first, and one buffer of logits. Nothing is captured while
-    serving.
+    serving. Steps with adapters have a graph of their own for each bucket.
     """
 
     def __init__(
@@ -99,8 +106,8 @@ class DecodeGraphs:
         self._logits = torch.empty((buckets[-1], model.padded_vocab), dtype=model.dtype, device=model.device)
         self._choice = choice
         self._recorder = recorder
-        self._greedy: dict[int, torch.Tensor] = {}
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._greedy: dict[_Kind, torch.Tensor] = {}
+        self._graphs: dict[_Kind, torch.cuda.CUDAGraph] = {}
         self._span: Span = unobserved
 
     def observe(self, span: Span) -> None:
@@ -111,31 +118,36 @@ class DecodeGraphs:
     def capture(self, pool: Any) -> None:
         """Record every bucket. Run each kind of step before, so that its kernels are compiled."""
         padding = Columns.of([])
-        for done, bucket in enumerate(reversed(self._buckets)):
-            report("capturing CUDA graphs of decode steps", done, len(self._buckets))
-            self._inputs.stage_decodes(padding, bucket)
-            self._graphs[bucket], greedy = self._recorder.record(partial(self._launch, bucket), pool)
+        kinds = [_Kind(bucket, adapted) for bucket in reversed(self._buckets) for adapted in self._adapted()]
+        for done, kind in enumerate(kinds):
+            report("capturing CUDA graphs of decode steps", done, len(kinds))
+            self._inputs.stage_decodes(padding, kind.bucket)
+            self._graphs[kind], greedy = self._recorder.record(partial(self._launch, kind), pool)
             if greedy is not None:
-                self._greedy[bucket] = greedy
+                self._greedy[kind] = greedy
+
+    def _adapted(self) -> tuple[bool, ...]:
+        return (False, True) if self._inputs.has_adapters else (False,)
 
     def run(self, columns: Columns) -> Forwarded:
         num_rows = len(columns.seat)
         if not self._graphs or not columns.only_decodes or num_rows > self._buckets[-1]:
             return self._others.run(columns)
-        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
+        kind = _Kind(self._buckets[bisect_left(self._buckets, num_rows)], self._inputs.adapted(columns))
         with self._span("prepare"):
-            sample_at = self._inputs.stage_decodes(columns, bucket)
-        self._graphs[bucket].replay()
-        greedy = self._greedy.get(bucket)
+            sample_at = self._inputs.stage_decodes(columns, kind.bucket)
+        self._graphs[kind].replay()
+        greedy = self._greedy.get(kind)
         return Forwarded(
             logits=self._logits[:num_rows, : self._model.spec.vocab_size],
             sample_at=sample_at,
             greedy=None if greedy is None else greedy[:num_rows],
         )
 
-    def _launch(self, bucket: int) -> torch.Tensor | None:
+    def _launch(self, kind: "_Kind") -> torch.Tensor | None:
         """Launch a step. Return the likeliest tokens if the step is small enough for them."""
-        batch = self._inputs.decode_batch(bucket)
+        bucket = kind.bucket
+        batch = self._inputs.decode_batch(bucket, kind.adapted)
         self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])

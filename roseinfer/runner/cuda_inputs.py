@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from roseinfer.attention.base import CHUNK_FIELD_COUNT, ShortRows
-from roseinfer.attention.batch import ForwardBatch, Paging
+from roseinfer.attention.batch import AdapterRows, ForwardBatch, Paging
 from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.device import Staging, aligned
 from roseinfer.runner.forward import Columns, PreparedBatch, state_batch
@@ -55,6 +55,7 @@ class CudaInputs:
         self._slots_of = self.slots.unbind()
         self.context_len = torch.zeros(rows, dtype=torch.int32, device=device)
         self.query_start = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._adapters = torch.full((max_tokens if self.has_adapters else 0,), -1, dtype=torch.int32, device=device)
         self.one_each = torch.arange(rows, dtype=torch.int32, device=device)
         self._no_drafts = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self._numbers = np.arange(rows, dtype=np.int32)
@@ -70,7 +71,8 @@ class CudaInputs:
         _write_drafts(host[drafts_at:tail_at], columns)
         tail = _Tail.write(host, tail_at, columns, width)
         on_device = self.staging.send(tail.end)
-        layout = self._expand_mixed(on_device, width, num_tokens)
+        adapted = self.adapted(columns)
+        layout = self._expand_mixed(on_device, width, num_tokens, adapted)
         batch = ForwardBatch(
             input_ids=self.input_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -85,6 +87,7 @@ class CudaInputs:
             max_context=max(context_lens),
             num_decodes=columns.num_decodes,
             states=state_batch(columns, self.seats),
+            adapters=AdapterRows([], self._adapters[:num_tokens]) if adapted else None,
         )
         return PreparedBatch(batch, tail.sample_at(on_device))
 
@@ -105,10 +108,15 @@ class CudaInputs:
             on_device = self.staging.send(states_end)[:end].view(FIELDS, width)
         return SampleAt(on_device[SEAT, :num_rows], on_device[END, :num_rows])
 
-    def decode_batch(self, bucket: int) -> ForwardBatch:
-        """Launch the kernel that reads what `stage_decodes` uploads, and return the batch; to be captured."""
-        layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket], self._no_drafts[:bucket])
-        return self._placeholder(bucket, bucket, layout, self._states_at(layout.numel(), bucket, 0))
+    def decode_batch(self, bucket: int, adapted: bool = False) -> ForwardBatch:
+        """Launch the kernel that reads what `stage_decodes` uploads, and return the batch; to be captured.
+
+        adapted: for steps whose rows may have adapters.
+        """
+        ones, no_drafts = self.one_each[:bucket], self._no_drafts[:bucket]
+        layout = self._expand(self.staging.device, aligned(bucket), ones, no_drafts, adapted)
+        states = self._states_at(layout.numel(), bucket, 0)
+        return self._placeholder(bucket, bucket, layout, states, adapted)
 
     def decode_samples(self, bucket: int) -> SampleAt:
         """Return where the tokens of a captured decode step go. Those of padding go to the spare seat."""
@@ -139,28 +147,39 @@ class CudaInputs:
         on_device = self.staging.send(tail.end)
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
 
-    def mixed_batch(self, bucket: int, chunks: int, divided: bool = False) -> ForwardBatch:
+    def mixed_batch(self, bucket: int, chunks: int, divided: bool = False, adapted: bool = False) -> ForwardBatch:
         """Launch the kernel that reads what `stage_mixed` uploads, and return the batch; to be captured.
 
-        divided: whether the map of chunks may divide contexts.
+        divided: whether the map of chunks may divide contexts. adapted: for steps whose rows may have adapters.
         """
         rows = min(bucket, self.max_rows)
         width = _width(rows)
         _, _, map_at, states_at = _mixed_sections(width, bucket, chunks)
         staged = self.staging.device
-        layout = self._expand_mixed(staged, width, bucket)
+        layout = self._expand_mixed(staged, width, bucket, adapted)
         chunk_map = staged[map_at : map_at + CHUNK_FIELD_COUNT * chunks].view(chunks, CHUNK_FIELD_COUNT)
         states = self._states_at(states_at, rows, state_pieces(bucket, rows))
-        return self._placeholder(bucket, rows, layout, states, chunk_map, divided)
+        return self._placeholder(bucket, rows, layout, states, adapted, chunk_map, divided)
 
-    def short_row_batch(self, bucket: int, limits: ShortRows) -> ForwardBatch:
+    def short_row_batch(self, bucket: int, limits: ShortRows, adapted: bool = False) -> ForwardBatch:
         """Do as `mixed_batch` for steps whose rows are within `limits`, staged without a map of chunks."""
         rows = min(bucket, self.max_rows)
         width = _width(rows)
         _, _, _, states_at = _mixed_sections(width, bucket, 0)
-        layout = self._expand_mixed(self.staging.device, width, bucket)
+        layout = self._expand_mixed(self.staging.device, width, bucket, adapted)
         states = self._states_at(states_at, rows, state_pieces(bucket, rows))
-        return replace(self._placeholder(bucket, limits.rows, layout, states), num_decodes=0, max_query=limits.tokens)
+        batch = self._placeholder(bucket, limits.rows, layout, states, adapted)
+        return replace(batch, num_decodes=0, max_query=limits.tokens)
+
+    # --- adapters -------------------------------------------------------------------------------------------------
+    @property
+    def has_adapters(self) -> bool:
+        """True if steps may have rows with adapters."""
+        return self.seats.adapter_slots is not None
+
+    def adapted(self, columns: Columns) -> bool:
+        """Return True if a row of the step has an adapter."""
+        return bool(self.seats.adapted) and not self.seats.adapted.isdisjoint(columns.seat)
 
     # --- parts ----------------------------------------------------------------------------------------------------
     def _write_rows(self, host: np.ndarray, columns: Columns, width: int) -> list[int]:
@@ -186,13 +205,15 @@ class CudaInputs:
             layout[field, :num_rows] = values
             layout[field, num_rows:] = 0
 
-    def _expand_mixed(self, staged: torch.Tensor, width: int, num_tokens: int) -> torch.Tensor:
+    def _expand_mixed(self, staged: torch.Tensor, width: int, num_tokens: int, adapted: bool) -> torch.Tensor:
         """Do as `_expand` for a step of any rows, whose tokens and drafts are staged too."""
         tokens_at, drafts_at, _, _ = _mixed_sections(width, num_tokens, 0)
         drafts = staged[drafts_at : drafts_at + num_tokens]
-        return self._expand(staged, width, staged[tokens_at : tokens_at + num_tokens], drafts)
+        return self._expand(staged, width, staged[tokens_at : tokens_at + num_tokens], drafts, adapted)
 
-    def _expand(self, staged: torch.Tensor, width: int, token_rows: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    def _expand(
+        self, staged: torch.Tensor, width: int, token_rows: torch.Tensor, drafts: torch.Tensor, adapted: bool
+    ) -> torch.Tensor:
         """Launch `expand_rows` on the layout at the beginning of `staged`, and return the layout."""
         layout = staged[: FIELDS * width].view(FIELDS, width)
         num_tokens = token_rows.shape[0]
@@ -208,6 +229,8 @@ class CudaInputs:
             self.slots[:, :num_tokens],
             self.context_len[:width],
             self.query_start[: width + 1],
+            self.seats.adapter_slots if adapted else None,
+            self._adapters[:num_tokens] if adapted else None,
         )
         return layout
 
@@ -221,6 +244,7 @@ class CudaInputs:
         rows: int,
         layout: torch.Tensor,
         states: StateBatch | None,
+        adapted: bool,
         chunk_map: torch.Tensor | None = None,
         divided: bool = False,
     ) -> ForwardBatch:
@@ -242,6 +266,7 @@ class CudaInputs:
             chunk_map=chunk_map,
             divided=divided,
             states=states,
+            adapters=AdapterRows([], self._adapters[:tokens]) if adapted else None,
         )
 
     # --- recurrent states -----------------------------------------------------------------------------------------

@@ -46,12 +46,14 @@ def short_row_buckets(max_tokens: int) -> list[int]:
 class _Form(NamedTuple):
     """A graph's number of tokens, and whether it merges parts of contexts. That takes one more kernel in each layer.
 
-    short: limits of the rows, if the graph is for steps of short rows and has no map of chunks.
+    short: limits of the rows, if the graph is for steps of short rows and has no map of chunks. adapted: rows may have
+    adapters.
     """
 
     bucket: int
     divided: bool = False
     short: ShortRows | None = None
+    adapted: bool = False
 
 
 _NO_CHUNKS = np.empty((0, CHUNK_FIELD_COUNT), dtype=np.int32)
@@ -63,7 +65,7 @@ class MixedGraphs:
     Steps with more small chunks than a graph supports are passed on, too. The graph ends with the hidden states; head
     and sampling follow for the rows that sample. The device holds which tokens belong to which row and which rows
     decode, so one graph serves every step of a bucket's size. Small steps whose rows are all short have graphs of their
-    own, with fewer and faster kernels.
+    own, with fewer and faster kernels. Steps with adapters have a second set of all graphs.
     """
 
     def __init__(
@@ -123,6 +125,9 @@ class MixedGraphs:
             if form.short is not None:
                 self._record(form, pool)
                 self._short.append(form)
+        if self._inputs.has_adapters:
+            for form in list(self._graphs):
+                self._record(form._replace(adapted=True), pool)
 
     def run(self, columns: Columns) -> Forwarded:
         num_tokens = sum(columns.count)
@@ -140,6 +145,7 @@ class MixedGraphs:
         return self._replay(form, columns, chunk_map, room)
 
     def _replay(self, form: "_Form", columns: Columns, chunk_map: np.ndarray, room: int) -> Forwarded:
+        form = form._replace(adapted=self._inputs.adapted(columns))
         with self._span("prepare"):
             staged = self._inputs.stage_mixed(columns, form.bucket, chunk_map, room)
         self._graphs[form].replay()
@@ -186,9 +192,9 @@ class MixedGraphs:
 
     def _launch(self, form: "_Form") -> torch.Tensor:
         if form.short is not None:
-            batch = self._inputs.short_row_batch(form.bucket, form.short)
+            batch = self._inputs.short_row_batch(form.bucket, form.short, form.adapted)
         else:
-            batch = self._inputs.mixed_batch(form.bucket, self._room(form), form.divided)
+            batch = self._inputs.mixed_batch(form.bucket, self._room(form), form.divided, form.adapted)
         self._attention.begin(batch, self._store)
         return self._model.forward(batch, self._attention)
 

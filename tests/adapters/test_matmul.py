@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roseinfer.adapters.matmul import AdaptedMatmul
-from roseinfer.adapters.slots import HostAdapter, LayerShape, LayerSlots
+from roseinfer.adapters.slots import CpuSlotLoader, DeviceSlots, HostAdapter, LayerShape
 from roseinfer.adapters.step import StepAdapters
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, Norm, Pair
@@ -49,10 +49,12 @@ class Layer:
         self.epilogue, self.step = epilogue, StepAdapters()
         self.product = AdaptedMatmul(self.base, self.base.bare(), epilogue, self.step)
         shape = LayerShape(WIDTH, MODULES)
-        self.product.slots = LayerSlots(shape, 2, 16, dtype, torch.device("cpu"))
+        slots = DeviceSlots([shape], 2, 16, dtype, torch.device("cpu"))
+        self.product.slots = slots.layers[0]
         self.changes = torch.zeros(3, OUT, WIDTH)  # of the slots, and of none
         for slot, ranks in enumerate(RANKS):
-            host = HostAdapter.empty([shape], [ranks], dtype, pinned=False).layers[0]
+            adapter = HostAdapter.empty([shape], [ranks], dtype, pinned=False)
+            host = adapter.layers[0]
             assert host is not None
             start = 0
             for module, (rank, outs) in enumerate(zip(ranks, MODULES, strict=True)):
@@ -62,7 +64,7 @@ class Layer:
                 host.b[start : start + outs, :rank] = b
                 self.changes[slot, start : start + outs] = b.float() @ a.float()
                 start += outs
-            self.product.slots.write(slot, host)
+            CpuSlotLoader(slots).start(slot, adapter)
         self.of_tokens = torch.tensor([slot for slot, count in zip(SLOTS, COUNTS, strict=True) for _ in range(count)])
         self.x = draw(len(self.of_tokens), WIDTH, seed=5, dtype=dtype) * WIDTH**0.5
 
@@ -141,7 +143,7 @@ def test_pairs_are_for_steps_without_adapters() -> None:
     products = Counting(draw(OUT, WIDTH, seed=0), None), Counting(draw(WIDTH, OUT, seed=2), None)
     first, second = (AdaptedMatmul(product, product, NO_EPILOGUE, step) for product in products)
     first.slots = layer.product.slots
-    second.slots = LayerSlots(LayerShape(OUT, (WIDTH,)), 2, 16, torch.float32, torch.device("cpu"))
+    second.slots = DeviceSlots([LayerShape(OUT, (WIDTH,))], 2, 16, torch.float32, torch.device("cpu")).layers[0]
     norm = RMSNorm(WIDTH, 1e-5)
     norm.weight = torch.ones(WIDTH)
     pair = first.paired(second)

@@ -50,10 +50,10 @@ def test_facts_and_sizes(model: Path, folder: Path) -> None:
     pool = built.facts.adapters
     assert pool is not None and (pool.num_slots, pool.max_rank) == (3, 5) and pool.load_bytes_per_s > 0
     elements = sum(outs + ins for outs, ins in linear_shapes(model).values())
-    assert pool.slot_bytes == 16 * elements * 4, "ranks are rounded up for kernels"
+    assert pool.slot_bytes == 8 * elements * 4, "ranks are rounded up for kernels"
     (result,) = built.adapters.take_read()
     assert (result.name, result.adapter.path, result.adapter.rank) == ("a", str(folder), 4)
-    assert result.adapter.num_bytes == 4 * elements * 4
+    assert result.adapter.num_bytes == 8 * elements * 4
     assert build(model).facts.adapters is None and build(model).adapters is None
 
 
@@ -184,17 +184,6 @@ def test_numbers_beyond_the_models_dtype_are_refused(model: Path, folder: Path) 
     with pytest.raises(ConfigError, match="numbers beyond float16"):
         build(model, f"a={folder}", model={"dtype": "float16"})
     build(model, f"a={folder}")
-
-
-def test_another_base_is_a_warning(model: Path, folder: Path, caplog) -> None:
-    path = folder / "adapter_config.json"
-    given = json.loads(path.read_text())
-    for base, warned in (("Meta/Llama-8B", False), ("meta/llama-8b/", False), ("Qwen/Qwen3-8B", True), (None, False)):
-        path.write_text(json.dumps({**given, "base_model_name_or_path": base}))
-        caplog.clear()
-        build(model, f"a={folder}", model={"model": "some/Llama-8B"})
-        assert ("was trained on 'Qwen/Qwen3-8B', and the model is 'some/Llama-8B'" in caplog.text) == warned
-        assert warned or "was trained on" not in caplog.text
 
 
 def test_names_may_have_any_known_prefix(model: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
+from roseinfer.kernels.lora.expand import lora_expand_kernel
+from roseinfer.kernels.lora.shrink import lora_rows_kernel, lora_tiles_kernel
 from roseinfer.kernels.sampling import draft_chains
 from tests.helpers.skinny import CONFIGS
 
@@ -54,12 +56,17 @@ DELTA_STRIDES = (
     "kept_stride",
     "num_rows",
 )
+# What a product of few rows adds for adapters.
+DELTA = dict.fromkeys(("slots_ptr", "ranks_ptr", "starts_ptr"), "*i32") | {"sums_ptr": "*fp32", "b_ptr": "*bf16"}
+SLOT_SIZES = {"RANK": 32, "R": 32, "COLUMNS": 96}
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
 def read(kernel, constants, pointers) -> None:
     """Compile to Triton's intermediate form. Raises the compiler's errors."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    absent = {param.name: param.default for param in kernel.params if param.has_default and param.name not in pointers}
+    constants = absent | constants
     kinds = {name: pointers.get(name, SCALARS.get(name, "*bf16")) for name in kernel.arg_names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
     make = GluonASTSource if kernel.is_gluon() else ASTSource
@@ -98,14 +105,18 @@ def main(*, everything: bool) -> None:
         }
         pointers = {} if scales == "none" else {"w_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
         read(skinny_kernel, constants, pointers)
+        read(skinny_kernel, constants | SLOT_SIZES, pointers | DELTA)
         if scales != "none":
             pairs = {"K": 256, "BLOCK_N": 4, "BLOCK_K": 128, "NORM": "rms", "STAY": True, "COMPILED": True}
             read(skinny_pairs_kernel, constants | pairs, pointers)
+            read(skinny_pairs_kernel, constants | pairs | SLOT_SIZES, pointers | DELTA)
     read_direct(False)
     read_direct(True)
     for many, fp8 in itertools.product((False, True), (False, True)):
         read_few(many, fp8)
     read_chains()
+    read_lora("*bf16", "tf32")
+    read_lora("*fp32", "ieee")
     for dtype, gathers in itertools.product(("*bf16", "*fp32"), (False, True)):
         pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), dtype)
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
@@ -165,6 +176,20 @@ def read_direct(gated) -> None:
         "WARPS": 4,
     }
     read(skinny_direct_kernel, constants, {})
+    read(skinny_direct_kernel, constants | SLOT_SIZES, DELTA)
+
+
+def read_lora(dtype, precision) -> None:
+    """Compile what adapters add in kernels of their own, for a width that ends within a block."""
+    sizes = {"K": 200, "OUT": 200, "PART": 128, "PARTS": 2, "SHARES": 3, "BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_R": 16}
+    sizes |= {"BLOCK_K": 128, "STAGES": 3, "PRECISION": precision, "OVERLAP": True}
+    pointers = DELTA | dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "norm_ptr", "y_ptr"), dtype) | {"out_ptr": "*fp32"}
+    pointers |= {"stride_y": "i32"}
+    for block_c in (2, 64):
+        kernel = lora_rows_kernel if block_c == 2 else lora_tiles_kernel
+        read(kernel, sizes | SLOT_SIZES | {"BLOCK_C": block_c}, pointers)
+    read(lora_rows_kernel, sizes | SLOT_SIZES | {"BLOCK_C": 2, "norm_ptr": None}, pointers)
+    read(lora_expand_kernel, sizes | SLOT_SIZES, pointers)
 
 
 def read_few(many, fp8) -> None:

@@ -42,13 +42,15 @@ class HostStaging:
 def inputs(monkeypatch: pytest.MonkeyPatch) -> CudaInputs:
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
     monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
-    seats = SeatTable(ROWS, LENGTH, BLOCK, 50, torch.device("cpu"), spare_blocks=(SPARE_BLOCK, SPARE_BLOCK + 1))
+    spare_blocks = SPARE_BLOCK, SPARE_BLOCK + 1
+    seats = SeatTable(ROWS, LENGTH, BLOCK, 50, torch.device("cpu"), spare_blocks=spare_blocks, adapters=True)
     params = SequenceParams(max_tokens=1)
     blocks = LENGTH // BLOCK
     for seat in range(ROWS):
         tokens = [(seat * 7 + i) % 50 for i in range(LENGTH)]
         table = tuple(range(seat * blocks, (seat + 1) * blocks))
-        seats.admit([Admission(f"r{seat}", seat, tokens, LENGTH, params, 0, (), table)])
+        slot = seat % 4 - 1
+        seats.admit([Admission(f"r{seat}", seat, tokens, LENGTH, params, 0, (), table, adapter_slot=slot)])
         seats.grow_tables([], [GroupChanges((TableChange(seat, 0, tuple(reversed(table))),))])
     return CudaInputs(seats, ROWS, TOKENS, TOKENS)
 
@@ -111,6 +113,29 @@ def check_tokens(inputs: CudaInputs, columns: Columns, batch) -> None:
                 slot = block * BLOCK + position % BLOCK if position >= write_from else -1
                 assert batch.paging[group].slots[at] == slot
             at += 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_get_the_adapters_of_their_rows(inputs: CudaInputs, seed: int) -> None:
+    columns = Columns.of(random_rows(random.Random(seed), 60))
+    slots = [seat % 4 - 1 for seat, count in zip(columns.seat, columns.count, strict=True) for _ in range(count)]
+    inputs.stage_mixed(columns, TOKENS, np.empty((0, 4), np.int32), CHUNKS)
+    batch = inputs.mixed_batch(TOKENS, CHUNKS, adapted=True)
+    assert batch.adapters is not None
+    assert batch.adapters.of_tokens.tolist() == slots + [-1] * (TOKENS - len(slots))
+    assert inputs.mixed_batch(TOKENS, CHUNKS).adapters is None
+    eager = inputs.prepare(columns).batch.adapters
+    assert inputs.adapted(columns) == any(slot >= 0 for slot in slots) == (eager is not None)
+    assert eager is None or eager.of_tokens.tolist() == slots
+
+
+def test_decodes_get_the_adapters_of_their_rows(inputs: CudaInputs) -> None:
+    rows = [Row(f"r{seat}", seat, 10, 1, 1, True, 10, 0, ()) for seat in (3, 0, 4)]
+    inputs.stage_decodes(Columns.of(rows), 5)
+    batch = inputs.decode_batch(5, adapted=True)
+    assert batch.adapters is not None and batch.adapters.of_tokens.tolist() == [2, -1, -1, -1, -1]
+    assert inputs.decode_batch(5).adapters is None
+    assert not inputs.adapted(Columns.of(rows[1:]))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, ROWS])

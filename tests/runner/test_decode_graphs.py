@@ -14,18 +14,22 @@ OTHERS = Forwarded(hidden=torch.zeros(0))
 
 
 class Bench:
-    """Graphs of 1, 2 and 4 rows; `calls` lists their calls in order."""
+    """Graphs of 1, 2 and 4 rows; `calls` lists their calls in order. adapted_seat: if there are adapters."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapted_seat: int | None = None) -> None:
         self.calls: list[tuple[object, ...]] = []
         model = SimpleNamespace(
             padded_vocab=8, dtype=torch.float32, device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=7)
         )
-        inputs = SimpleNamespace(stage_decodes=lambda columns, bucket: self.calls.append(("stage", bucket)))
+        inputs = SimpleNamespace(
+            stage_decodes=lambda columns, bucket: self.calls.append(("stage", bucket)),
+            has_adapters=adapted_seat is not None,
+            adapted=lambda columns: adapted_seat in columns.seat,
+        )
         others = SimpleNamespace(run=lambda columns: OTHERS)
-        largest_first = (4, 2, 1)
+        largest_first = (4, 2, 1) if adapted_seat is None else (4, "4 adapted", 2, "2 adapted", 1, "1 adapted")
         recorder = FakeRecorder(
-            [torch.tensor([5, 6, 7, 8]), None, None],
+            [torch.tensor([5, 6, 7, 8]), *[None] * 5],
             on_replay=lambda number: self.calls.append(("replay", largest_first[number])),
         )
         self.graphs = DecodeGraphs(others, model, None, None, inputs, [1, 2, 4], SimpleNamespace(), recorder)
@@ -48,6 +52,12 @@ def test_a_step_replays_the_smallest_graph_that_holds_its_rows() -> None:
 
 def test_a_graph_of_many_rows_chooses_no_tokens() -> None:
     assert Bench().run((8, 1), (30, 1)).greedy is None
+
+
+def test_steps_with_adapters_have_graphs_of_their_own() -> None:
+    bench = Bench(adapted_seat=1)
+    assert bench.run((8, 1)).greedy is None and bench.run((8, 1), (30, 1), (5, 1)).greedy is None
+    assert bench.calls == [("stage", 1), ("replay", 1), ("stage", 4), ("replay", "4 adapted")]
 
 
 @pytest.mark.parametrize("rows", [[(8, 1), (0, 3)], [(1, 1)] * 5])

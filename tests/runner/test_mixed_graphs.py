@@ -54,6 +54,14 @@ class Attention:
 
 class Inputs:
     max_rows = 64
+    adapted_seat: int | None = None
+
+    @property
+    def has_adapters(self):
+        return self.adapted_seat is not None
+
+    def adapted(self, columns):
+        return self.adapted_seat in columns.seat
 
     def __init__(self) -> None:
         self.seats = SeatTable(2, 64, 4, 50, torch.device("cpu"))
@@ -77,10 +85,12 @@ class Bench:
         agree: Callable[[int], int] = int,
         divides: bool = False,
         queries: int = 1,
+        adapted_seat: int | None = None,
     ) -> None:
         self.attention, self.inputs = Attention(divides, queries), Inputs()
+        self.inputs.adapted_seat = adapted_seat
         eager = SimpleNamespace(run=lambda columns: EAGER)
-        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * (2 * len(buckets) + 4))
+        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * (2 * (2 * len(buckets) + 4)))
         attention, inputs, recorder = self.attention, self.inputs, self.recorder
         self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder)
         self.graphs.capture(None)
@@ -146,6 +156,17 @@ def test_short_rows_have_graphs_of_their_own():
     bench.run(*[(8, 1)] * 4)
     bench.run(*[(8, 6)] * ROOM)
     assert bench.replays() == [2, 1, 1, 0, 1, 0], "too long a row, too many rows, too many tokens"
+
+
+def test_steps_with_adapters_have_graphs_of_their_own():
+    bench = Bench(queries=4, adapted_seat=1)
+    forms = len(bench.replays()) // 2
+    bench.run((8, 1))
+    bench.run((0, 20))
+    bench.run((8, 1), (30, 1))
+    bench.run((0, 20), (30, 2))
+    replays = bench.replays()
+    assert sum(replays[:forms]) == 2 and replays[:forms] == replays[forms:]
 
 
 def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():

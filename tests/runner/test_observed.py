@@ -72,8 +72,13 @@ def test_every_phase_of_every_step(overlap):
 class Inputs:
     """Fake of `CudaInputs`."""
 
+    has_adapters = False
+
     def __init__(self, done: list[str]) -> None:
         self._done = done
+
+    def adapted(self, columns):
+        return False
 
     def stage_decodes(self, columns: Columns, bucket: int) -> None:
         self._done.append(f"stage {bucket}")

@@ -37,6 +37,8 @@ def _expand_kernel(
     GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    adapter_slots_ptr=None,
+    adapters_ptr=None,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # Fields of tokens.
@@ -55,6 +57,9 @@ def _expand_kernel(
     tl.store(token_pool_ptr + seat * pool_stride + position, draft, mask=draft >= 0)
     tl.store(input_ids_ptr + index, token.to(tl.int64), mask=inside)
     tl.store(positions_ptr + index, position.to(tl.int64), mask=inside)
+    if adapters_ptr is not None:
+        adapter = tl.load(adapter_slots_ptr + seat, mask=inside, other=-1)
+        tl.store(adapters_ptr + index, tl.where(padding, -1, adapter), mask=inside)
     entry = tables_ptr + seat * tables_stride + position // BLOCK_SIZE
     for group in tl.static_range(GROUPS):
         block = tl.load(entry + group * group_stride, mask=inside, other=0)
@@ -83,6 +88,8 @@ def expand_rows(
     slots: torch.Tensor,
     context_len: torch.Tensor,
     query_start: torch.Tensor,
+    adapter_slots: torch.Tensor | None = None,
+    adapters: torch.Tensor | None = None,
 ) -> None:
     """Fill `input_ids`, `positions` ([T] int64 each), `slots` [G, T] int64, `context_len` [R] and `query_start` [R + 1]
     (int32).
@@ -91,7 +98,8 @@ def expand_rows(
     index of that token), write_from (first position whose K and V are written), count of tokens. token_rows: [T] int32,
     the row of each token, or -1 for padding, which gets position 0 of row 0's seat and slot -1. drafts: [T] int32, ids
     of tokens that are drafts, and -1 elsewhere. token_pool: [S, W] int32, token ids by seat and position; gets the
-    drafts. tables: [G, S, B] int32, block tables by KV group and seat; block_size: a power of two.
+    drafts. tables: [G, S, B] int32, block tables by KV group and seat; block_size: a power of two. adapter_slots: [S]
+    int32, by seat; fills `adapters` [T] int32, which is -1 for padding.
 
     A slot is block * block_size + offset, or -1 for positions below write_from. context_len is start + count, and
     query_start ends with T.
@@ -101,6 +109,8 @@ def expand_rows(
     outputs = (input_ids, positions, *slots, query_start)
     sizes = [num_tokens] * (2 + len(tables)) + [num_rows + 1]
     assert [len(output) for output in outputs] == sizes, "an output has a wrong size"
+    assert adapters is None or len(adapters) == num_tokens
+    more = {} if adapters is None else {"adapter_slots_ptr": adapter_slots, "adapters_ptr": adapters}
     _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK_TOKENS),)](
         layout,
         token_rows,
@@ -123,6 +133,7 @@ def expand_rows(
         BLOCK_SIZE=block_size,
         BLOCK=BLOCK_TOKENS,
         num_warps=4,
+        **more,
     )
 
 
@@ -138,6 +149,8 @@ def expand_rows_reference(
     slots: torch.Tensor,
     context_len: torch.Tensor,
     query_start: torch.Tensor,
+    adapter_slots: torch.Tensor | None = None,
+    adapters: torch.Tensor | None = None,
 ) -> None:
     num_tokens, num_rows = token_rows.shape[0], context_len.shape[0]
     fields = layout[:, :num_rows].long()
@@ -150,6 +163,8 @@ def expand_rows_reference(
     input_ids.copy_(token_pool[seat, positions])
     place = tables[:, seat, positions // block_size].long() * block_size + positions % block_size
     slots.copy_(torch.where(padding | (positions < fields[WRITE_FROM, row]), -1, place))
+    if adapter_slots is not None and adapters is not None:
+        adapters.copy_(torch.where(padding, -1, adapter_slots[seat]))
     context_len.copy_(fields[START] + fields[COUNT])
     query_start[:num_rows] = fields[FIRST]
     query_start[num_rows] = num_tokens

@@ -33,6 +33,8 @@ from roseinfer.kernels.linear.skinny_direct import MIN_TILE_ROWS, PIECE_COLUMNS,
 from roseinfer.kernels.linear.skinny_fp8_configs import Fp8Config, PairsConfig, choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
+from roseinfer.kernels.lora.expand import expand_reference, launch_options
+from roseinfer.kernels.lora.slots import SlotSums
 
 # Above this, the input is no longer small compared with the weight, and the library's kernels are as fast.
 MAX_ROWS = 16
@@ -63,6 +65,7 @@ def skinny_linear_reference(
     gated: bool = False,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    delta: SlotSums | None = None,
 ) -> torch.Tensor:
     """`skinny_linear` in plain torch, rounding where separate layers would."""
     if norm is not None:
@@ -73,6 +76,8 @@ def skinny_linear_reference(
             wide = F.layer_norm(wide, wide.shape[-1:], norm.weight.float(), norm.bias.float(), norm.eps)
         x = wide.to(x.dtype)
     y = F.linear(x, weight if scales is None else _widened(weight, scales, x.dtype), bias)
+    if delta is not None:
+        y = expand_reference(y, delta).to(x.dtype)
     if gated:
         gate, up = y.chunk(2, -1)
         y = activate_reference(gate, activation) * up
@@ -131,6 +136,7 @@ def skinny_linear(
     gated: bool = False,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    delta: SlotSums | None = None,
     overlap: bool = False,
     config: Fp8Config | DirectConfig | None = None,
 ) -> torch.Tensor:
@@ -140,11 +146,12 @@ def skinny_linear(
     rows, then the up projection's. scales: factors of a weight in float8_e4m3fn, float32, contiguous: [out], or
     [ceil(out / 128), ceil(in / 128)] for blocks of 128 x 128 (gated: the up projection begins with a block). bias:
     [weight's rows]. residual: [M, out], and `out` may be the same tensor. activation: None, "silu", "gelu" or
-    "gelu_tanh". The result has x's dtype, or `out_dtype`, or is `out`, which must not share memory with x. Sums are
-    float32 and rounded once.
+    "gelu_tanh". delta: what adapters add before the activation; rows without one are the same bits as without it. The
+    result has x's dtype, or `out_dtype`, or is `out`, which must not share memory with x. Sums are float32 and rounded
+    once.
 
-    overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
-    `residual` may be results of that kernel or an earlier one; all other tensors must be older.
+    overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x`,
+    `residual` and `delta` may be results of that kernel or an earlier one; all other tensors must be older.
     """
     rows, in_features = x.shape
     width = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -161,7 +168,7 @@ def skinny_linear(
     overlap = overlap and early_start.capable(x.device)
     if isinstance(config, DirectConfig):
         assert scales is None
-        return _direct(_normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config)
+        return _direct(_normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config, delta)
     if isinstance(config, PairsConfig) and norm is not None and not (norm.kind == "rms" and norm.weight.itemsize == 2):
         config = fp8_rule(bucket, *weight.shape, gated)
     absent = weight  # placeholder for pointers that are not read
@@ -199,6 +206,7 @@ def skinny_linear(
     }
     if overlap:
         options["launch_pdl"] = True
+    options |= launch_options(delta)
     tiles = cdiv(width, config.block_n)
     if isinstance(config, PairsConfig):
         programs = min(tiles, (config.programs or tiles) * _processors(x.device))
@@ -220,6 +228,7 @@ def _direct(
     out: torch.Tensor,
     overlap: bool,
     config: DirectConfig,
+    delta: SlotSums | None,
 ) -> torch.Tensor:
     """Do as `skinny_linear` for an input after its norm."""
     rows, in_features = x.shape
@@ -249,6 +258,7 @@ def _direct(
         num_warps=config.warps,
         maxnreg=config.max_registers,
         **({"launch_pdl": True} if overlap else {}),
+        **launch_options(delta),
     )
     return out
 

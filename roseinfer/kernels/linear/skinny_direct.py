@@ -13,6 +13,8 @@ from roseinfer.kernels.linear.activation import activate
 PIECE_COLUMNS: int = 128
 MIN_TILE_ROWS = 8  # of x, that the matrix units take
 PIECE: gl.constexpr = gl.constexpr(PIECE_COLUMNS)
+# Places of an adapter's rank whose loads are under way at a time.
+RANK_PIECE: gl.constexpr = gl.constexpr(8)
 
 
 @gluon.jit
@@ -60,6 +62,13 @@ def skinny_direct_kernel(
     HAS_RESIDUAL: gl.constexpr,
     OVERLAP: gl.constexpr,
     WARPS: gl.constexpr,
+    sums_ptr=None,
+    slots_ptr=None,
+    ranks_ptr=None,
+    b_ptr=None,
+    starts_ptr=None,
+    RANK: gl.constexpr = 0,
+    COLUMNS: gl.constexpr = 0,
 ):
     """Compute, in program i, outputs i * BLOCK_N and following of all rows."""
     if OVERLAP:
@@ -106,6 +115,18 @@ def skinny_direct_kernel(
     m = _index(ROWS, 2, flat)
     if HAS_BIAS:
         result += gl.load(bias_ptr + column_of).to(gl.float32)
+    if sums_ptr is not None:
+        slots = gl.load(slots_ptr + m, mask=m < rows, other=-1)
+        ranks = gl.load(ranks_ptr + slots, mask=slots >= 0, other=0)
+        b_tile = b_ptr + slots.to(gl.int64) * ((TILE_N // BLOCK_N) * width * RANK) + column_of * ranks
+        s_tile = sums_ptr + (m * COLUMNS + gl.load(starts_ptr + column_of))
+        delta = gl.zeros(result.shape, gl.float32, flat)
+        for start in range(0, gl.max(gl.max(gl.max(ranks, 2), 1), 0), RANK_PIECE):
+            for i in gl.static_range(RANK_PIECE):
+                there = (start + i < ranks) & (part >= 0)
+                b = gl.load(b_tile + (start + i), mask=there & (row >= 0), other=0.0)
+                delta += b.to(gl.float32) * gl.load(s_tile + (start + i), mask=there & (row >= 0), other=0.0)
+        result = gl.where((ranks > 0) & (part >= 0) & (row >= 0), result + delta, result)
     if GATED:
         gate = gl.sum(gl.where(part == 0, result, 0.0), 0)
         up = gl.sum(gl.where(part == 1, result, 0.0), 0)

@@ -10,6 +10,7 @@ end. With scales of blocks of 128 x 128, the sum over each block is scaled befor
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.lora.expand import add_delta
 
 
 @triton.jit
@@ -197,6 +198,13 @@ def skinny_kernel(
     HAS_RESIDUAL: tl.constexpr,
     OVERLAP: tl.constexpr,
     SCALES: tl.constexpr,
+    sums_ptr=None,
+    slots_ptr=None,
+    ranks_ptr=None,
+    b_ptr=None,
+    starts_ptr=None,
+    RANK: tl.constexpr = 0,
+    COLUMNS: tl.constexpr = 0,
 ):
     """Compute, in program i, outputs i * BLOCK_N and following of all rows. See `skinny_linear`."""
     MASKED: tl.constexpr = K % BLOCK_K != 0
@@ -287,6 +295,11 @@ def skinny_kernel(
         result *= row_scales[None, :]
     if HAS_BIAS:
         result += bias[None, :]
+    if sums_ptr is not None:
+        outs = 2 * width if GATED else width
+        result = add_delta(
+            result, w_rows, m, rows, sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, outs, RANK, COLUMNS
+        )
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
         result = activate(gate, ACTIVATION) * up

@@ -7,6 +7,7 @@ once and keeps it in registers. The preparation takes so long that a program may
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.activation import activate
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow, read_halves
+from roseinfer.kernels.lora.expand import add_delta
 
 
 @triton.jit
@@ -65,6 +66,13 @@ def _finish(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     CHANNEL_SCALED: tl.constexpr,
+    sums_ptr,
+    slots_ptr,
+    ranks_ptr,
+    b_ptr,
+    starts_ptr,
+    RANK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """Apply scales and epilogue to a tile's sums [ROWS, rows of the weight], and write them."""
     result *= rstd
@@ -73,6 +81,12 @@ def _finish(
         result *= tl.load(scales_ptr + w_rows)[None, :]
     if HAS_BIAS:
         result += tl.load(bias_ptr + w_rows).to(tl.float32)[None, :]
+    if sums_ptr is not None:
+        outs = 2 * width if GATED else width
+        result = add_delta(
+            result, w_rows, tl.arange(0, ROWS), rows, sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, outs, RANK,
+            COLUMNS,
+        )  # fmt: skip
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
         result = activate(gate, ACTIVATION) * up
@@ -117,6 +131,13 @@ def skinny_pairs_kernel(
     SCALES: tl.constexpr,
     STAY: tl.constexpr,
     COMPILED: tl.constexpr,
+    sums_ptr=None,
+    slots_ptr=None,
+    ranks_ptr=None,
+    b_ptr=None,
+    starts_ptr=None,
+    RANK: tl.constexpr = 0,
+    COLUMNS: tl.constexpr = 0,
 ):
     """Compute, in program i of p, tile i of BLOCK_N outputs for all rows; with STAY also i + p, ... See
     `skinny_linear`.
@@ -168,6 +189,7 @@ def skinny_pairs_kernel(
     _finish(
         tl.sum(sums, 0), factor, tile, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
         stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
+        sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
     )  # fmt: skip
     if STAY:
         for later in tl.range(tile + step, tiles, step, num_stages=STAGES):
@@ -180,4 +202,5 @@ def skinny_pairs_kernel(
             _finish(
                 tl.sum(sums, 0), factor, later, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
                 stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
+                sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
             )  # fmt: skip

@@ -7,9 +7,9 @@ SEATS, LENGTH, GROUPS = 6, 200, 2
 POISON = -(2**30)
 
 
-def expand(function, rows, block_size, device, padding=0, *, drafted=False):
-    """Return the five outputs, poisoned before, and the pool. rows: (seat, start, count, write_from). padding: more
-    columns of layout. drafted: each third token is a draft.
+def expand(function, rows, block_size, device, padding=0, *, drafted=False, adapted=False):
+    """Return the five outputs, poisoned before, the pool, and slots of adapters if `adapted`. rows: (seat, start,
+    count, write_from). padding: more columns of layout. drafted: each third token is a draft.
     """
     generator = torch.Generator().manual_seed(5)
     pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator).to(device)
@@ -30,10 +30,12 @@ def expand(function, rows, block_size, device, padding=0, *, drafted=False):
     drafts = torch.full_like(tokens, -1)
     if drafted:
         drafts[2::3] = torch.arange(len(drafts[2::3]), device=device)
-    function(layout.to(device), tokens, drafts, pool, tables, block_size, *outputs)
+    slots = torch.arange(SEATS, dtype=torch.int32, device=device) - 2 if adapted else None
+    adapters = torch.full_like(tokens, POISON) if adapted else None
+    function(layout.to(device), tokens, drafts, pool, tables, block_size, *outputs, slots, adapters)
     assert all((w[..., first:] == POISON).all() for w in wide)
     assert (narrow[0][len(rows) :] == POISON).all() and (narrow[1][len(rows) + 1 :] == POISON).all()
-    return [*outputs, pool]
+    return [*outputs, pool, *([] if adapters is None else [adapters])]
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
@@ -50,8 +52,8 @@ def expand(function, rows, block_size, device, padding=0, *, drafted=False):
 )
 def test_expand(rows, block_size, device):
     for padding, drafted in ((0, False), (5, True)):
-        ours = expand(expand_rows, rows, block_size, device, padding, drafted=drafted)
-        theirs = expand(expand_rows_reference, rows, block_size, device, drafted=drafted)
+        ours = expand(expand_rows, rows, block_size, device, padding, drafted=drafted, adapted=drafted)
+        theirs = expand(expand_rows_reference, rows, block_size, device, drafted=drafted, adapted=drafted)
         for got, expected in zip(ours, theirs, strict=True):
             assert torch.equal(got, expected)
 
@@ -67,6 +69,12 @@ def test_by_hand(device):
     for found, table in zip(slots, tables, strict=True):
         assert found.tolist() == [table[3, 1] * 16 + 1, -1, -1, table[2, 1] * 16 + 1, table[2, 1] * 16 + 2]
     assert context_len.tolist() == [18, 19] and query_start.tolist() == [0, 1, 5]
+
+
+def test_adapters_by_hand(device):
+    """Seat s has slot s - 2."""
+    *_, adapters = expand(expand_rows, [(3, 17, 1, 0), (0, 15, 3, 0), (2, 4, 1, 0)], 16, device, adapted=True)
+    assert adapters.tolist() == [1, -2, -2, -2, 0]
 
 
 def test_drafts_are_inputs_and_known_tokens_afterwards(device):

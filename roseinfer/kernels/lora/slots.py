@@ -1,0 +1,55 @@
+"""Adapters' matrices of one layer, as the kernels read them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class SlotMatrices(NamedTuple):
+    """Matrices of a layer with M modules (such as q, k and v), whose outputs are stacked, in S slots of rank R.
+
+    An adapter changes the outputs of module m by (x @ A[m].T) @ b.T, where b is the module's rows of B. A slot holds A
+    [M, r, in] and B [out, r] of an adapter of rank r without gaps, at the beginning of its part of `a` and `b`.
+
+    a: [S, M * R * in], b: [S, out * R], both contiguous and of one dtype. ranks: [S] int32, multiples of 8; 0 if the
+    slot's adapter leaves the layer alone. starts: [out] int32, m * R for each output. modules: M. max_rank: R.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    ranks: torch.Tensor
+    starts: torch.Tensor
+    modules: int
+    max_rank: int
+
+    @property
+    def columns(self) -> int:
+        """M * R, the sums of a token."""
+        return self.modules * self.max_rank
+
+    def content(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A [M, r, in] and B [out, r] of a slot."""
+        rank, outs = int(self.ranks[slot]), len(self.starts)
+        width = self.a.shape[1] // self.columns
+        a = self.a[slot, : self.modules * rank * width].view(self.modules, rank, width)
+        return a, self.b[slot, : outs * rank].view(outs, rank)
+
+
+class SlotSums(NamedTuple):
+    """Result of `shrink`: what a product adds to its outputs, once it is multiplied by B.
+
+    values: [parts, T, M * R] float32. The sums are those of all parts, of which only products of many rows have
+    several. Undefined for tokens without an adapter, and beyond the rank of the others. slots: [T] int32, -1 without an
+    adapter.
+    """
+
+    values: torch.Tensor
+    slots: torch.Tensor
+    matrices: SlotMatrices
+
+
+def starts_of(bounds: Sequence[int], max_rank: int, device: torch.device) -> torch.Tensor:
+    """Return `SlotMatrices.starts` for modules with the outputs bounds[m] to bounds[m + 1]."""
+    widths = torch.tensor(bounds[1:]) - torch.tensor(bounds[:-1])
+    return (torch.arange(len(widths)) * max_rank).repeat_interleave(widths).to(device, torch.int32)
