@@ -95,12 +95,12 @@ class Adapting:
             product.slots = of_layer
 
     # --- each adapter -------------------------------------------------------------------------------------------
-    def split(self, file: AdapterFile, max_rank: int, dtype: torch.dtype, *, pinned: bool) -> HostAdapter:
+    def split(self, file: AdapterFile, dtype: torch.dtype, *, pinned: bool) -> HostAdapter:
         """Return this process's part of an adapter.
 
         Raise `UnsupportedModelError` naming a tensor that changes no layer, or does not fit its layer or `dtype`.
         """
-        changes = self._matched(file, max_rank)
+        changes = self._matched(file)
         ranks = [
             tuple(changes[module.name].rank if module.name in changes else 0 for module in layer)
             for layer in self._layers
@@ -119,7 +119,7 @@ class Adapting:
             raise UnsupportedModelError(f"{file.folder}: numbers beyond {str(dtype).removeprefix('torch.')}")
         return made
 
-    def _matched(self, file: AdapterFile, max_rank: int) -> dict[str, LowRank]:
+    def _matched(self, file: AdapterFile) -> dict[str, LowRank]:
         """Return the changes by the names of modules."""
         pieces = {module.name: module.pieces[0] for layer in self._layers for module in layer}
         found: dict[str, LowRank] = {}
@@ -129,7 +129,7 @@ class Adapting:
             if name not in pieces:
                 unmatched.append(module)
                 continue
-            problem = _misfit(change, pieces[name], max_rank)
+            problem = _misfit(change, pieces[name])
             if name in found:
                 problem = "changes the same layer as another tensor"
             if problem is not None:
@@ -142,10 +142,8 @@ class Adapting:
         return found
 
 
-def _misfit(change: LowRank, piece: WeightPiece, max_rank: int) -> str | None:
+def _misfit(change: LowRank, piece: WeightPiece) -> str | None:
     """Return why a change does not fit its layer, as the end of a message after the module's name; None if it does."""
-    if change.rank > max_rank:
-        return f"lora_A.weight has rank {change.rank}, more than lora_max_rank ({max_rank})"
     if change.a.shape[1] != piece.ins.whole:
         return f"lora_A.weight is {list(change.a.shape)}, but the layer has {piece.ins.whole} inputs"
     if len(change.b) != piece.outs.whole:

@@ -32,7 +32,7 @@ class AdaptedMatmul:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        groups = self._changing()
+        groups = self._changing() if self._step.rows is not None else None
         if not groups:
             return self._base(x, residual, out)
         if self._epilogue == NO_EPILOGUE:

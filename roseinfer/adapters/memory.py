@@ -82,9 +82,9 @@ class AdapterMemory:
         return AdapterRead(name, path, perf_counter() - start, adapter)
 
     def _hold(self, name: str, path: str) -> Adapter:
-        file = read_adapter(Path(path), self._adapting.max_bytes(self._max_rank))
+        file = read_adapter(Path(path), self._max_rank, self._adapting.max_bytes(self._max_rank))
         pinned = self._slots.device.type == "cuda"
-        made = self._adapting.split(file, self._max_rank, self._slots.dtype, pinned=pinned)
+        made = self._adapting.split(file, self._slots.dtype, pinned=pinned)
         with self._lock:
             made = self._held.setdefault(file.digest, made)
             self._late_plans.pop(file.digest, None)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load as load_safetensors
 
-from roseinfer.adapters.config import PeftConfig
+from roseinfer.adapters.config import CONFIG_FILE, PeftConfig
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -51,13 +51,17 @@ class AdapterFile:
         return max(change.rank for change in self.changes.values())
 
 
-def read_adapter(folder: Path, max_bytes: int) -> AdapterFile:
-    """Read the adapter in `folder`. max_bytes: size of the largest adapter's tensors.
+def read_adapter(folder: Path, max_rank: int, max_bytes: int) -> AdapterFile:
+    """Read the adapter in `folder`. max_bytes: size of the tensors of the largest adapter of rank `max_rank`.
 
     Raise `ModelNotFoundError` if a file is missing, and `UnsupportedModelError` naming a field or tensor that is
     invalid or not supported.
     """
     config = PeftConfig.read(folder)
+    if config.max_rank > max_rank:
+        raise UnsupportedModelError(
+            f"{folder / CONFIG_FILE}: a rank is {config.max_rank}, more than lora_max_rank ({max_rank})"
+        )
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         if (folder / _PICKLE_FILE).is_file():

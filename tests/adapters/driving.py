@@ -1,11 +1,13 @@
 """Drive a runner with adapters by hand: prompts of several adapters in the same steps."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from roseinfer.core.adapters import Adapter, AdapterLoad
 from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
+from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.plan import Admission, Row, SlotChange, StateChanges, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.build import BuiltRunner, build_runner
@@ -17,12 +19,15 @@ LISTED = 4
 CACHE = {"block_size": BLOCK_SIZE, "num_kv_blocks": NUM_BLOCKS, "enable_window_groups": False, "state_slots": 8}
 
 
-def config_of(*named: str, model: dict | None = None, cache: dict | None = None, **options: object) -> EngineConfig:
+def config_of(
+    *named: str, model: dict | None = None, cache: dict | None = None, speculation: str = "off", **options: object
+) -> EngineConfig:
     """Return a config with adapters NAME=PATH; without any and without options, with adapters off."""
     return EngineConfig(
         model=ModelConfig(**{"device": "cpu", "dtype": "float32", "threads": 1, **(model or {})}),
         cache=CacheConfig(**(cache or CACHE)),
         scheduler=scheduler_config(max_num_seqs=MAX_SEATS, max_num_batched_tokens=128),
+        speculation=SpeculationConfig(speculation=speculation),
         adapters=AdapterConfig(lora=named, **options),
     )
 
@@ -60,8 +65,17 @@ class Driver:
         self._steps += 1
         return run(self.built.runner, plan)
 
-    def run(self, requests: list[tuple[list[int], str | None]], outputs: int = 6, chunk: int = 100) -> list[Output]:
-        """Run prompts with the named adapters in the same steps, `chunk` tokens of each at a time."""
+    def run(
+        self,
+        requests: list[tuple[list[int], str | None]],
+        outputs: int = 6,
+        chunk: int = 100,
+        drafts: Sequence[tuple[int, ...]] = (),
+    ) -> list[Output]:
+        """Run prompts with the named adapters in the same steps, `chunk` tokens of each at a time.
+
+        drafts: guesses of each request's outputs after the first, all verified in one row.
+        """
         params = SequenceParams(
             max_tokens=outputs, temperature=0.0, ignore_eos=True, logprobs=LISTED, prompt_logprobs=LISTED
         )
@@ -90,10 +104,13 @@ class Driver:
                     count = min(chunk, known - done[seat])
                     sample = done[seat] + count == known
                     logits = count if done[seat] < len(prompt) else 1
-                    rows.append(Row(str(seat), seat, done[seat], count, logits, sample, done[seat], 0, ()))
+                    guesses = drafts[seat] if drafts and len(found[seat].tokens) == 1 else ()
+                    count, logits = count + len(guesses), logits + len(guesses)
+                    rows.append(Row(str(seat), seat, done[seat], count, logits, sample, done[seat], 0, (), guesses))
                     seats.append(seat)
                     done[seat] += count
             plan = StepPlan(0, rows, admitted, num_tokens=sum(row.count for row in rows))
+            plan.num_drafts = sum(len(row.drafts) for row in rows)
             if self.built.facts.states is not None:
                 plan.states = StateChanges(tuple(SlotChange(one.seat, one.seat) for one in admitted))
             for seat, result in zip(seats, self._step(plan).rows, strict=True):
@@ -104,6 +121,8 @@ class Driver:
                     old.logprobs + (result.logprobs or ()),
                     old.prompt + (result.prompt_logprobs or ()),
                 )
+                if result.token_ids:  # tokens after a wrong draft are computed again
+                    done[seat] = len(requests[seat][0]) + len(found[seat].tokens) - 1
             admitted = []
         self._step(StepPlan(0, [], released=list(range(len(requests)))))
         return found

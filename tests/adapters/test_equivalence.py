@@ -90,6 +90,16 @@ def test_changes_of_zero_keep_all_bits(llama, tmp_path):
     assert found == driver.run([(tokens, None) for tokens, _ in REQUESTS])
 
 
+def test_drafts_change_nothing(llama):
+    plain = Driver(build(llama.model, *llama.named)).run(REQUESTS)
+    driver = Driver(build(llama.model, *llama.named, speculation="ngram"))
+    right = [output.tokens[1:5] for output in plain]
+    wrong = [(*tokens[:2], (tokens[2] + 1) % VOCAB, 7) for tokens in right]
+    for drafts in (right, wrong):
+        for found, wanted in zip(driver.run(REQUESTS, drafts=drafts), plain, strict=True):
+            assert_close(found, wanted)
+
+
 def test_an_adapter_of_some_layers(llama, tmp_path):
     some = linear_shapes(llama.model, modules=r"1\.self_attn\.[qv]_proj|0\.mlp\.down_proj")
     assert len(some) == 3

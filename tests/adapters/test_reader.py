@@ -14,7 +14,7 @@ from tests.helpers.lora_folders import PREFIX, write_adapter
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (6, 8), "model.layers.10.mlp.up_proj": (12, 8)}
 Q, UP = SHAPES
-MAX_BYTES = 1 << 20
+MAX_RANK, MAX_BYTES = 16, 1 << 20
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path) -> AdapterFile:
-    return read_adapter(folder, MAX_BYTES)
+    return read_adapter(folder, MAX_RANK, MAX_BYTES)
 
 
 def change_config(folder: Path, **fields: object) -> None:
@@ -214,6 +214,15 @@ def test_unusable_matrices_are_refused_by_name(folder: Path, side: str, tensor, 
     change_tensors(folder, **{key(Q, side): tensor})
     with pytest.raises(UnsupportedModelError, match=rf"tensor {Q}\.lora_{side}\.weight {message}"):
         read(folder)
+
+
+def test_a_rank_that_is_too_large(folder: Path) -> None:
+    write_adapter(folder, SHAPES, rank=4, ranks={"q_proj": MAX_RANK})
+    assert read(folder).rank == MAX_RANK
+    for options in ({"rank": 17}, {"ranks": {"q_proj": 17}}):
+        write_adapter(folder, SHAPES, **options)
+        with pytest.raises(UnsupportedModelError, match=r"adapter_config\.json: a rank is 17, more than lora_max_rank"):
+            read(folder)
 
 
 def test_names_without_the_prefix_are_the_same(folder: Path) -> None:
