@@ -1,11 +1,13 @@
 """Time of a model's layer in a step, by the step's shape and by kernel.
 
     python -m benchmarks.layer_chain MODEL [--steps 24x600 1x600/5 24x600+512 +8192] [--layers 4] [--profile]
+                                     [--adapters 8 --rank 16]
 
 A few layers of a model of the GPU table run one after the other in a CUDA graph, as in an engine: each with its own
 weights and K/V, so that none are found in the L2 cache, and with kernels that start while their predecessors end. A
 step is decoding rows x context, + tokens of prompts of at most 1,024. Rows / TOKENS compute so many tokens each, as to
-verify drafts; such a step is padded as the engine does it. `--chunks` computes them as prompts. A change to a kernel
+verify drafts; such a step is padded as the engine does it. `--chunks` computes them as prompts. `--adapters` gives rows
+LoRA adapters in turn. A change to a kernel
 shows here as the engine will see it, in a tenth of the time of an engine's start. Needs a CUDA GPU and Triton.
 """
 
@@ -26,8 +28,10 @@ import torch.nn.functional as F
 
 from benchmarks.gpu_table import gpu, torch_versions
 from benchmarks.model_folders import write_folder
+from roseinfer.adapters.adapting import Adapting
+from roseinfer.adapters.slots import DeviceSlots
 from roseinfer.attention.base import AttentionShape
-from roseinfer.attention.batch import ForwardBatch, Paging
+from roseinfer.attention.batch import AdapterRows, ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.bench.report import host
@@ -65,27 +69,40 @@ def read_step(text: str) -> list[Part]:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers with an attention backend and a KV store filled with noise."""
+    """Layers with an attention backend and a KV store filled with noise. adapters: how many they have slots for."""
 
     model: CausalLM
     attention: TritonAttention
     store: KVStore
+    adapters: int = 0
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         self.attention.begin(batch, self.store)
         return self.model.forward(batch, self.attention)
 
 
-def make_chain(name: str, layers: int, blocks: int, tokens: int, rows: int, device: torch.device) -> Chain:
+def make_chain(
+    name: str,
+    layers: int,
+    blocks: int,
+    tokens: int,
+    rows: int,
+    device: torch.device,
+    adapters: int = 0,
+    rank: int = 16,
+) -> Chain:
     """Build the first layers of the table's model `name` with dummy weights, for steps up to this many tokens and
-    rows.
+    rows. adapters: of this rank, with random matrices.
     """
+    adapting = Adapting((), device) if adapters else None
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(name, Path(folder))
         config = json.loads((path / "config.json").read_text()) | {"num_hidden_layers": layers}
         (path / "config.json").write_text(json.dumps(config))
         spec = read_model_spec(path, MAX_MODEL_LEN)
-        model = load_model(path, spec, dtype="bfloat16", device=device, load_format="dummy", seed=0)
+        model = load_model(path, spec, dtype="bfloat16", device=device, load_format="dummy", seed=0, adapting=adapting)
+    if adapting is not None:
+        fill_slots(adapting, adapters, rank, device)
     store = KVStore(blocks, BLOCK_SIZE, model.attention, torch.bfloat16, device)
     store.data.normal_()
     shape = AttentionShape(
@@ -98,7 +115,17 @@ def make_chain(name: str, layers: int, blocks: int, tokens: int, rows: int, devi
         kv_dtype=torch.bfloat16,
         device=device,
     )
-    return Chain(model, TritonAttention(shape), store)
+    return Chain(model, TritonAttention(shape), store, adapters)
+
+
+def fill_slots(adapting: Adapting, count: int, rank: int, device: torch.device) -> None:
+    """Give all layers slots with random adapters, which change outputs by a small part."""
+    slots = DeviceSlots(adapting.shapes, count, rank, torch.bfloat16, device)
+    slots.ranks.fill_(slots.rank)
+    for layer in slots.layers:
+        layer.a.normal_(std=0.01)
+        layer.b.normal_(std=0.01)
+    adapting.attach(slots)
 
 
 def blocks_of(step: Sequence[Part]) -> int:
@@ -144,6 +171,7 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0, *, chunks: boo
         max_query=max(counts),
         max_context=max(contexts),
         num_decodes=decodes,
+        adapters=_adapter_rows(row_of, padding, chain.adapters, device),
     )
     if decodes == rows:
         return batch
@@ -162,6 +190,13 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0, *, chunks: boo
         chunk_map=torch.from_numpy(chunk_map).to(device),
         divided=chain.attention.is_divided(chunk_map),
     )
+
+
+def _adapter_rows(row_of: torch.Tensor, padding: int, adapters: int, device: torch.device) -> AdapterRows | None:
+    """Return the adapters of tokens, whose rows use them in turn. row_of: [T], each token's row."""
+    if not adapters:
+        return None
+    return AdapterRows([], F.pad(row_of % adapters, (0, padding), value=-1).int().to(device))
 
 
 def capture(chain: Chain, batch: ForwardBatch) -> torch.cuda.CUDAGraph:
@@ -214,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", nargs="+", default=STEPS, help=f"default: {' '.join(STEPS)}")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--chunks", action="store_true", help="compute rows of several tokens as prompts")
+    parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters that rows use in turn")
+    parser.add_argument("--rank", type=int, default=16, help="of each adapter")
     parser.add_argument("--profile", action="store_true", help="show each step's kernels")
     args = parser.parse_args(arguments)
     steps = {text: read_step(text) for text in args.steps}
@@ -226,6 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tokens,
         max(len(step) for step in steps.values()),
         torch.device("cuda"),
+        args.adapters,
+        args.rank,
     )
     batches = {
         text: make_batch(step, chain, random.Random(text).getrandbits(31), chunks=args.chunks)

@@ -37,23 +37,26 @@ def test_a_batch_has_its_tokens_in_blocks_of_their_own() -> None:
     step = read_step("3x40+100")
     model = SimpleNamespace(device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=50))
     attention = fake_attention(1)
-    chain = SimpleNamespace(model=model, store=SimpleNamespace(num_blocks=blocks_of(step)), attention=attention)
+    store = SimpleNamespace(num_blocks=blocks_of(step))
+    chain = SimpleNamespace(model=model, store=store, attention=attention, adapters=0)
     batch = make_batch(step, chain)  # type: ignore[arg-type]
     (paging,) = batch.paging
     assert len(set(paging.slots.tolist())) == len(batch.input_ids) == 103
     assert paging.tables.flatten().sort().values.tolist() == list(range(blocks_of(step)))
     assert batch.decode_len is not None and (batch.decode_len > 0).tolist() == [True] * 3 + [False]
     assert batch.chunk_map is not None and batch.chunk_map[0, 0] == 3
-    assert batch.query_start.tolist() == [0, 1, 2, 3, 103]
+    assert batch.query_start.tolist() == [0, 1, 2, 3, 103] and batch.adapters is None
 
 
 def test_rows_of_several_tokens_are_padded_and_need_no_map() -> None:
     step = read_step("2x40/5")
     model = SimpleNamespace(device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=50))
     store = SimpleNamespace(num_blocks=blocks_of(step))
-    chain = SimpleNamespace(model=model, store=store, attention=fake_attention(8))
+    chain = SimpleNamespace(model=model, store=store, attention=fake_attention(8), adapters=2)
     batch = make_batch(step, chain)  # type: ignore[arg-type]
     assert batch.chunk_map is None and (batch.num_decodes, batch.max_query) == (0, 8)
     assert len(batch.input_ids) == 16 and batch.query_start.tolist() == [0, 5, 10]
     assert batch.paging[0].slots[10:].tolist() == [-1] * 6 and batch.positions[:5].tolist() == [10, 11, 12, 13, 14]
+    assert batch.adapters is not None
+    assert batch.adapters.of_tokens.tolist() == [0] * 5 + [1] * 5 + [-1] * 6
     assert make_batch(step, chain, chunks=True).chunk_map is not None  # type: ignore[arg-type]
