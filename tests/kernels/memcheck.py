@@ -30,6 +30,8 @@ from roseinfer.kernels.linear.fp8_tile_configs import choose_tile_config
 from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
 from roseinfer.kernels.linear.skinny import SkinnyNorm, skinny_linear, supports
+from roseinfer.kernels.lora.expand import expand
+from roseinfer.kernels.lora.shrink import shrink
 from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
 from roseinfer.layers.norm import RMSNorm
@@ -45,6 +47,7 @@ from roseinfer.state.store import StateStore
 from roseinfer.state.triton_delta import TritonDelta
 from tests.helpers.attention import store_of
 from tests.helpers.delta import draw_tokens, draw_weights
+from tests.helpers.slot_matrices import slot_matrices, slots_of_rows
 
 BLOCK = 16
 # Rows that products in FP8 take without rounding them.
@@ -72,7 +75,7 @@ class Sizes:
     columns, whether gated, and the numbers of input rows. `eight`: the same of products in FP8, without gates.
     `mixture`: a layer of experts, and the numbers of tokens. `packed`: the same for experts in MXFP4.
     `kv_dtypes`: dtypes of K and V besides `dtype`. `delta`: a layer of gated DeltaNet, whose longest row has `longest`
-    tokens."""
+    tokens. `ranks`: of adapters. `adapted`: numbers of rows with adapters, beside those of `linears`."""
 
     rows: int
     longest: int
@@ -86,6 +89,8 @@ class Sizes:
     wide: tuple[int, int]
     delta: DeltaSpec
     dtype: torch.dtype
+    ranks: tuple[int, ...] = (8, 16, 64)
+    adapted: tuple[int, ...] = (40, 300, 2100)
     kv_dtypes: tuple[torch.dtype, ...] = (CODES,)
 
 
@@ -170,6 +175,27 @@ def products(sizes: Sizes, device: torch.device) -> None:
                 skinny_linear(x, weight, norm=norm, overlap=True)
                 residual = normal(rows, weight_rows)
                 skinny_linear(x, weight, residual=residual, out=residual, overlap=True)
+
+
+def adapters(sizes: Sizes, device: torch.device) -> None:
+    """Run products with adapters, within their kernels and after them, in slots of several ranks."""
+    for weight_rows, columns, is_gated, counts in sizes.linears:
+        if weight_rows == sizes.vocab:  # heads have no adapters
+            continue
+        weight = torch.empty((weight_rows, columns), dtype=sizes.dtype, device=device).normal_()
+        half = weight_rows // 2
+        matrices = slot_matrices(
+            device, columns, (half, weight_rows - half), sizes.dtype, sizes.ranks, max(sizes.ranks)
+        )
+        norm = SkinnyNorm(torch.ones(columns, dtype=sizes.dtype, device=device), 1e-6)
+        for rows in (*counts, *sizes.adapted):
+            x = torch.empty((rows, columns), dtype=sizes.dtype, device=device).normal_()
+            slots = slots_of_rows(device, rows, len(sizes.ranks))
+            if supports(rows, weight):
+                delta = shrink(x, slots, matrices, norm=norm.weight, eps=norm.eps)
+                options = {"gated": True, "activation": "silu"} if is_gated else {}
+                skinny_linear(x, weight, norm=norm, delta=delta, overlap=True, **options)
+            expand(torch.zeros((rows, weight_rows), dtype=sizes.dtype, device=device), shrink(x, slots, matrices))
 
 
 def eight(sizes: Sizes, device: torch.device) -> None:
@@ -274,6 +300,7 @@ PARTS = {
     "attention": attention,
     "choice": choice,
     "products": products,
+    "adapters": adapters,
     "eight": eight,
     "experts": experts,
     "rows": rows,

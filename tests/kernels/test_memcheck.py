@@ -29,6 +29,8 @@ SMALL = Sizes(
     wide=(2, 96),
     delta=DeltaSpec(key_heads=1, value_heads=2, key_dim=16, value_dim=16, taps=4),
     dtype=torch.float16,
+    ranks=(8, 16),
+    adapted=(20,),
 )
 
 
