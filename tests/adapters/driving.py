@@ -47,7 +47,7 @@ class Driver:
 
     def __init__(self, built: BuiltRunner) -> None:
         self.built = built
-        self._steps = 0
+        self._steps = self.guessed = 0
         self.named: dict[str, Adapter] = {}
         self.slots: dict[str | None, int] = {None: -1}
         if built.adapters is not None:
@@ -71,10 +71,12 @@ class Driver:
         outputs: int = 6,
         chunk: int = 100,
         drafts: Sequence[tuple[int, ...]] = (),
+        ahead: int = 0,
     ) -> list[Output]:
         """Run prompts with the named adapters in the same steps, `chunk` tokens of each at a time.
 
-        drafts: guesses of each request's outputs after the first, all verified in one row.
+        drafts: guesses of each request's outputs after the first, all verified in one row. ahead: a draft head guesses
+        so many tokens after each output, which the next row verifies.
         """
         params = SequenceParams(
             max_tokens=outputs, temperature=0.0, ignore_eos=True, logprobs=LISTED, prompt_logprobs=LISTED
@@ -95,7 +97,7 @@ class Driver:
             for seat, (prompt, name) in enumerate(requests)
         ]
         done = [0] * len(requests)
-        found = [Output((), (), ()) for _ in requests]
+        found, made = [Output((), (), ()) for _ in requests], [tuple[int, ...]()] * len(requests)
         while any(len(output.tokens) < outputs for output in found):
             rows, seats = [], []
             for seat, (prompt, _) in enumerate(requests):
@@ -104,16 +106,21 @@ class Driver:
                     count = min(chunk, known - done[seat])
                     sample = done[seat] + count == known
                     logits = count if done[seat] < len(prompt) else 1
-                    guesses = drafts[seat] if drafts and len(found[seat].tokens) == 1 else ()
+                    guesses = drafts[seat] if drafts and len(found[seat].tokens) == 1 else made[seat]
                     count, logits = count + len(guesses), logits + len(guesses)
                     rows.append(Row(str(seat), seat, done[seat], count, logits, sample, done[seat], 0, (), guesses))
                     seats.append(seat)
                     done[seat] += count
             plan = StepPlan(0, rows, admitted, num_tokens=sum(row.count for row in rows))
             plan.num_drafts = sum(len(row.drafts) for row in rows)
+            plan.ahead = tuple(ahead if row.sample else 0 for row in rows) if ahead else ()
             if self.built.facts.states is not None:
                 plan.states = StateChanges(tuple(SlotChange(one.seat, one.seat) for one in admitted))
-            for seat, result in zip(seats, self._step(plan).rows, strict=True):
+            results = self._step(plan)
+            for seat, guessed in zip(seats, results.ahead, strict=False):
+                made[seat] = guessed.token_ids
+                self.guessed += len(guessed.token_ids)
+            for seat, result in zip(seats, results.rows, strict=True):
                 assert result.error is None, result.error
                 old = found[seat]
                 found[seat] = Output(

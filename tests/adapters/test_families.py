@@ -7,6 +7,7 @@ from tests.adapters.driving import Driver, assert_close, build
 from tests.adapters.test_equivalence import prompt
 from tests.helpers.checkpoints import EXPERTS, make_reference, save_reference
 from tests.helpers.lora_folders import linear_shapes, merge, write_adapter
+from tests.helpers.mtp_reference import MtpReference
 
 ATTENTION = r"self_attn\.[qkvo]_proj"
 DELTA = r"linear_attn\.(in_proj_qkv|in_proj_z|in_proj_qkvz|out_proj)"
@@ -42,6 +43,27 @@ def test_a_mixed_batch_equals_merged_weights(family, tmp_path):
     assert_close(driver.run(REQUESTS, chunk=8)[1], plain[1])
     if family not in EXPERTS:  # their products are of as many rows as choose an expert, which rounds in other ways
         assert driver.run(REQUESTS, chunk=8)[1] == plain[1]
+
+
+def test_a_draft_head_guesses_for_rows_with_adapters(tmp_path):
+    """The head itself is not adapted, and its guesses change nothing."""
+    reference = make_reference("qwen3.5")
+    model = save_reference(reference, tmp_path / "model")
+    MtpReference(reference).add_to(model)
+    shapes = linear_shapes(model, modules=SUPPORTED["qwen3.5"])
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("mtp.")}
+    named = []
+    for seed, name in enumerate(("one", "two")):
+        write_adapter(tmp_path / name, shapes, rank=3 + seed, seed=seed, size=0.3)
+        named.append(f"{name}={tmp_path / name}")
+    plain = Driver(build(model, *named)).run(REQUESTS, outputs=12)
+    driver = Driver(build(model, *named, speculation="mtp,tokens=2"))
+    for found, wanted in zip(driver.run(REQUESTS, outputs=12, ahead=2), plain, strict=True):
+        assert found.tokens[:12] == wanted.tokens
+    assert driver.guessed > 2 * len(REQUESTS)
+    write_adapter(tmp_path / "head", {"mtp.layers.0.self_attn.q_proj": (32, 32)})
+    with pytest.raises(ConfigError, match=r"no linear layer that adapters may change called mtp\.layers"):
+        build(model, f"a={tmp_path / 'head'}", speculation="mtp,tokens=2")
 
 
 @pytest.mark.parametrize(
