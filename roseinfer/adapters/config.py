@@ -6,7 +6,7 @@ result is applied or refused by name.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,21 @@ _INITS = (True, False, None, "gaussian", "orthogonal", "eva")
 _PATTERN = re.compile(r"\^?(?:\\\.|(?:\\d|\.|\[[\w-]+\])[*+]?|[\w-]|[()|])+\$?", re.ASCII)
 _MAX_PATTERN_CHARS = 200
 _MAX_REPEAT_COUNT = 2
-_MAX_PATTERNS_COUNT = 4096
+MAX_PATTERNS_COUNT = 4096
+MAX_REPEATING_COUNT = 64
 
 
-@dataclass(frozen=True, slots=True)
 class _Patterns:
     """Values for modules whose path ends with a pattern; the first that matches counts."""
 
-    values: tuple[tuple[re.Pattern[str], float], ...]
+    def __init__(self, values: Sequence[tuple[re.Pattern[str], float]] = ()) -> None:
+        self.values = values
+        self._found: dict[str, float | None] = {}
 
     def of(self, module: str) -> float | None:
-        return next((value for pattern, value in self.values if pattern.match(module)), None)
+        if module not in self._found:
+            self._found[module] = next((value for pattern, value in self.values if pattern.match(module)), None)
+        return self._found[module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +155,21 @@ def _number(name: str, value: Any) -> float:
 
 def _patterns(name: str, given: Any, check: Any) -> _Patterns:
     if given is None:
-        return _Patterns(())
-    if not isinstance(given, dict) or len(given) > _MAX_PATTERNS_COUNT:
-        raise _FieldError(f"{name} is {shortened(given)} (expected an object with up to {_MAX_PATTERNS_COUNT} entries)")
-    return _Patterns(tuple((_compiled(name, key), check(f"{name}.{key}", value)) for key, value in given.items()))
+        return _Patterns()
+    if not isinstance(given, dict) or len(given) > MAX_PATTERNS_COUNT:
+        raise _FieldError(f"{name} is {shortened(given)} (expected an object with up to {MAX_PATTERNS_COUNT} entries)")
+    if sum(_repeats(key) > 0 for key in given) > MAX_REPEATING_COUNT:
+        raise _FieldError(f"{name} has more than {MAX_REPEATING_COUNT} patterns with * or +")
+    return _Patterns([(_compiled(name, key), check(f"{name}.{key}", value)) for key, value in given.items()])
+
+
+def _repeats(pattern: str) -> int:
+    return pattern.count("*") + pattern.count("+")
 
 
 def _compiled(name: str, key: str) -> re.Pattern[str]:
     simple = _PATTERN.fullmatch(key) if len(key) <= _MAX_PATTERN_CHARS else None
-    if simple is None or key.count("*") + key.count("+") > _MAX_REPEAT_COUNT:
+    if simple is None or _repeats(key) > _MAX_REPEAT_COUNT:
         raise _FieldError(f"{name}: the pattern {shortened(key)} is not supported")
     try:
         return re.compile(rf"(.*\.)?({key})$", re.ASCII)

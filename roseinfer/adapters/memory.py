@@ -1,5 +1,6 @@
 """Adapters in host memory: read from files in the background, and copied to slots of the device by plans."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from roseinfer.adapters.reader import read_adapter
 from roseinfer.adapters.slots import CpuSlotLoader, DeviceSlots, HostAdapter, SlotLoader, padded_rank
 from roseinfer.core.adapters import Adapter, AdapterLoad, AdapterPool, AdapterRead
 from roseinfer.core.errors import ConfigError, RoseinferError
+
+log = logging.getLogger(__name__)
 
 # Plans that may still load an adapter after it is forgotten: those in flight, and some more.
 MAX_LATE_PLANS_COUNT = 8
@@ -77,8 +80,11 @@ class AdapterMemory:
             adapter = self._hold(name, path)
         except RoseinferError as error:
             return AdapterRead(name, path, perf_counter() - start, error=str(error))
-        except (OSError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError without memory
-            return AdapterRead(name, path, perf_counter() - start, error=f"{path}: {error}"[:500])
+        except Exception as error:  # of whatever kind: the next folders are read, too
+            log.exception("reading the adapter in %s failed", path)
+            return AdapterRead(
+                name, path, perf_counter() - start, error=f"{path}: {type(error).__name__}: {error}"[:500]
+            )
         return AdapterRead(name, path, perf_counter() - start, adapter)
 
     def _hold(self, name: str, path: str) -> Adapter:

@@ -12,6 +12,7 @@ from safetensors.torch import load as load_safetensors
 
 from roseinfer.adapters.config import CONFIG_FILE, PeftConfig
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.json_file import field_name
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLE_FILE = "adapter_model.bin"
@@ -20,6 +21,9 @@ _TENSOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEADER_BYTES = 1 << 24
 _MAX_NAMED_COUNT = 5
+# No model has longer names. Patterns of a config take time that grows with the third power of the length.
+MAX_NAME_CHARS = 256
+MAX_TENSOR_COUNT = 1 << 16
 
 
 class LowRank(NamedTuple):
@@ -106,10 +110,12 @@ def _load(path: Path, max_bytes: int) -> dict[str, torch.Tensor]:
 def _changes(tensors: Mapping[str, torch.Tensor], config: PeftConfig) -> dict[str, LowRank]:
     found: dict[str, dict[str, torch.Tensor]] = {}
     unknown = []
+    if len(tensors) > MAX_TENSOR_COUNT:
+        raise _TensorError(f"there are {len(tensors)} tensors, more than {MAX_TENSOR_COUNT}")
     for name, tensor in tensors.items():
-        match = _TENSOR.fullmatch(name)
+        match = _TENSOR.fullmatch(name) if len(name) <= MAX_NAME_CHARS else None
         if match is None:
-            unknown.append(name)
+            unknown.append(field_name(name))
             continue
         pair = found.setdefault(match[1].removeprefix(_PREFIX), {})
         if match[2] in pair:

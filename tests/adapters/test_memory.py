@@ -198,6 +198,18 @@ def test_names_may_have_any_known_prefix(model: Path, tmp_path: Path) -> None:
     assert found == [found[0]] * 4
 
 
+def test_reading_goes_on_after_an_unknown_fault(model: Path, folder: Path, monkeypatch) -> None:
+    driver = Driver(build(model, lora_slots=1))
+
+    def fail(*_: object) -> None:
+        raise ValueError("what is this?")
+
+    with monkeypatch.context() as context:
+        context.setattr("roseinfer.adapters.memory.read_adapter", fail)
+        assert read(driver, "a", folder).error == f"{folder}: ValueError: what is this?"
+    assert read(driver, "a", folder).error is None
+
+
 def test_models_that_return_vectors_have_no_adapters(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lora is not supported by LlamaForCausalLM, which returns vectors"):
         build(model, lora_slots=1, model={"runner": "pooling"})

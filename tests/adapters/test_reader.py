@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from roseinfer.adapters.config import MAX_PATTERNS_COUNT, MAX_REPEATING_COUNT
 from roseinfer.adapters.reader import AdapterFile, read_adapter
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from tests.helpers.lora_folders import PREFIX, write_adapter
@@ -94,6 +95,17 @@ def test_patterns_that_could_take_long_are_refused(folder: Path, pattern: str) -
     change_config(folder, rank_pattern={pattern: 4})
     with pytest.raises(UnsupportedModelError, match=r"rank_pattern: the pattern .* is not"):
         read(folder)
+
+
+def test_numbers_of_patterns_are_limited(folder: Path) -> None:
+    change_config(folder, alpha_pattern={f"{number}.*": 1 for number in range(MAX_REPEATING_COUNT + 1)})
+    with pytest.raises(UnsupportedModelError, match="alpha_pattern has more than 64 patterns"):
+        read(folder)
+    change_config(folder, alpha_pattern={f"layers.{number}.q": 1 for number in range(MAX_PATTERNS_COUNT + 1)})
+    with pytest.raises(UnsupportedModelError, match=r"alpha_pattern is .* with up to 4096 entries"):
+        read(folder)
+    change_config(folder, alpha_pattern={f"layers.{number}.q": 1 for number in range(MAX_PATTERNS_COUNT)})
+    assert read(folder).rank == 4
 
 
 @pytest.mark.parametrize(
@@ -223,6 +235,12 @@ def test_a_rank_that_is_too_large(folder: Path) -> None:
         write_adapter(folder, SHAPES, **options)
         with pytest.raises(UnsupportedModelError, match=r"adapter_config\.json: a rank is 17, more than lora_max_rank"):
             read(folder)
+
+
+def test_long_names_are_not_matched(folder: Path) -> None:
+    change_tensors(folder, **{"a" * 1000 + "__lora_A__weight": torch.ones(4, 8)})
+    with pytest.raises(UnsupportedModelError, match=r"no matrix A or B of a linear layer: 'a+\.\.\.$"):
+        read(folder)
 
 
 def test_names_without_the_prefix_are_the_same(folder: Path) -> None:
