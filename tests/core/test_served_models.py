@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import EngineConfig, ModelConfig, ProfileConfig
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.models import ServedModelConfig, arranged
@@ -32,6 +33,20 @@ def shares(*models: ServedModelConfig, own: tuple[int, ...] = ()) -> list[float]
 def test_a_single_model_stays_as_it_is() -> None:
     only = model("a")
     assert arranged([only]) == (only,)
+
+
+def with_adapter(name: str, adapter: str) -> ServedModelConfig:
+    found = model(name)
+    return replace(found, engine=replace(found.engine, adapters=AdapterConfig(lora=(f"{adapter}=/folder",))))
+
+
+def test_adapters_have_names_of_their_own() -> None:
+    arranged([with_adapter("a", "x"), with_adapter("b", "y")])
+    for models in ([with_adapter("a", "a")], [model("a"), with_adapter("b", "a")]):
+        with pytest.raises(ConfigError, match="lora: 'a' is the name of a model"):
+            arranged(models)
+    with pytest.raises(ConfigError, match="or of another model's adapter"):
+        arranged([with_adapter("a", "x"), with_adapter("b", "x")])
 
 
 def test_engines_are_numbered_through_all_models() -> None:

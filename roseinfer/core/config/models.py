@@ -73,9 +73,10 @@ def arranged(models: Sequence[ServedModelConfig], own_shares: Iterable[int] = ()
     """Number the engines of all models, and divide the memory of GPUs that several models use.
 
     Models whose indices are in `own_shares` keep their `gpu_memory_utilization`. The others on a GPU get equal parts of
-    what is left of theirs. Raises `ConfigError` for a name that two models have, and for options that models cannot
-    share. A single model stays unchanged.
+    what is left of theirs. Raises `ConfigError` for a name that two models or adapters have, and for options that
+    models cannot share. A single model stays unchanged.
     """
+    _check_adapters(models)
     if len(models) == 1:
         return tuple(models)
     for model in models:
@@ -111,6 +112,16 @@ def _alone(model: ServedModelConfig, models: Sequence[ServedModelConfig]) -> boo
 def _check_alone(model: ServedModelConfig) -> None:
     if model.replicas.engine_list:
         raise ConfigError("engines: engines on other hosts cannot be combined with several models")
+
+
+def _check_adapters(models: Sequence[ServedModelConfig]) -> None:
+    """Raise `ConfigError` for an adapter that requests could not name."""
+    taken = set(all_names(models))
+    for model in models:
+        for name in model.engine.adapters.named:
+            if name in taken:
+                raise ConfigError(f"lora: {name!r} is the name of a model or of another model's adapter")
+            taken.add(name)
 
 
 def _check_pair(one: ServedModelConfig, other: ServedModelConfig) -> None:
