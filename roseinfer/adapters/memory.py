@@ -16,8 +16,6 @@ from roseinfer.core.errors import ConfigError, RoseinferError
 
 log = logging.getLogger(__name__)
 
-# Plans that may still load an adapter after it is forgotten: those in flight, and some more.
-MAX_LATE_PLANS_COUNT = 8
 _TIMED_BYTES = 1 << 26
 
 
@@ -41,7 +39,6 @@ class AdapterMemory:
         self._processes = processes
         self._loader = _loader(slots)
         self._held: dict[str, HostAdapter] = {}
-        self._late_plans: dict[str, int] = {}  # forgotten adapters -> plans until they are freed
         self._lock = threading.Lock()
         self._wanted: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
         self._done: SimpleQueue[AdapterRead] = SimpleQueue()
@@ -60,8 +57,7 @@ class AdapterMemory:
 
     def forget(self, digest: str) -> None:
         with self._lock:
-            if digest in self._held:
-                self._late_plans[digest] = MAX_LATE_PLANS_COUNT
+            self._held.pop(digest, None)  # loads that were started have a reference of their own
 
     def read_now(self, name: str, path: str) -> None:
         """Read a folder for `take_read`. Raise `ConfigError` if it cannot be used."""
@@ -93,19 +89,16 @@ class AdapterMemory:
         made = self._adapting.split(file, self._slots.dtype, pinned=pinned)
         with self._lock:
             made = self._held.setdefault(file.digest, made)
-            self._late_plans.pop(file.digest, None)
         num_bytes = made.flat.numel() * made.flat.itemsize * self._processes
         return Adapter(name, file.digest, path, file.rank, num_bytes)
 
     # --- plans --------------------------------------------------------------------------------------------------
     def start(self, loads: Sequence[AdapterLoad]) -> None:
-        """Begin the loads of a plan. Every plan calls this, also without any."""
+        """Begin the loads of a plan."""
         for slot, digest in loads:
             with self._lock:
                 adapter = self._held[digest]
             self._loader.start(slot, adapter)
-        if self._late_plans:
-            self._free()
 
     def finish(self) -> None:
         """Wait for loads that were started."""
@@ -115,13 +108,6 @@ class AdapterMemory:
         """Wait for loads, and end the thread that reads files."""
         self._loader.finish()
         self._wanted.put(None)
-
-    def _free(self) -> None:
-        with self._lock:
-            left = {digest: plans - 1 for digest, plans in self._late_plans.items()}
-            for digest in [digest for digest, plans in left.items() if not plans]:
-                del self._held[digest], left[digest]
-            self._late_plans = left
 
     @property
     def device_bytes(self) -> int:

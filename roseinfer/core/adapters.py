@@ -71,7 +71,7 @@ class AdapterFiles(Protocol):
         ...
 
     def forget(self, digest: str) -> None:
-        """Free the host memory of an adapter. Plans in flight may still load it."""
+        """Free the host memory of an adapter. Plans that were submitted still load it."""
         ...
 
 

@@ -66,6 +66,9 @@ class AdapterRegistry:
         # By name and folder, oldest first: the path that was asked for, and the client's callback.
         self._reading: dict[tuple[str, str], deque[tuple[str, OnRead | None]]] = {}
         self._refused: list[AdapterRead] = []
+        self._reads_begun = self._reads_taken = 0
+        # Copies to free, with the count of reads that had begun: one of these may give the same adapter.
+        self._forgotten: dict[str, int] = {}
 
     @property
     def pending(self) -> bool:
@@ -92,6 +95,7 @@ class AdapterRegistry:
         folder = self._paths.resolve(path)
         self._reading.setdefault((name, folder), deque()).append((path, done))
         self._files.read(name, folder)
+        self._reads_begun += 1
 
     def take_read(self) -> list[AdapterRead]:
         """Return the results since the last call, except failures of reads for clients."""
@@ -103,9 +107,13 @@ class AdapterRegistry:
                 done(read)
             if done is None or read.adapter is not None:
                 taken.append(read)
+            if read.adapter is not None:
+                self._forgotten.pop(read.adapter.digest, None)
+        self._free()
         return taken
 
     def _finish(self, read: AdapterRead) -> tuple[str, OnRead | None]:
+        self._reads_taken += 1
         waiting = self._reading[read.name, read.path]
         first = waiting.popleft()
         if not waiting:
@@ -113,7 +121,15 @@ class AdapterRegistry:
         return first
 
     def forget(self, digest: str) -> None:
-        self._files.forget(digest)
+        self._forgotten[digest] = self._reads_begun
+        self._free()
+
+    def _free(self) -> None:
+        """Free the forgotten copies that no read in progress can give again."""
+        due = [digest for digest, begun in self._forgotten.items() if begun <= self._reads_taken]
+        for digest in due:
+            del self._forgotten[digest]
+            self._files.forget(digest)
 
 
 def registry_at_start(files: AdapterFiles, config: AdapterConfig) -> AdapterRegistry:

@@ -144,6 +144,29 @@ def test_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(files.asked) == 2
 
 
+def test_a_copy_that_is_forgotten_while_it_is_read_again_stays(tmp_path: Path) -> None:
+    files = files_below(tmp_path, slow=True, a="content", b="other")
+    engine = registry(tmp_path, files)
+    content, other = adapter(content="content").digest, adapter(content="other").digest
+    engine.read("x", "a")
+    engine.forget(content)
+    engine.forget(other)
+    files.finish()
+    assert not files.forgotten, "the read may give either"
+    assert len(engine.take_read()) == 1 and files.forgotten == [other]
+    engine.forget(content)
+    assert files.forgotten == [other, content]
+
+
+def test_a_copy_is_freed_beside_reads_that_begin_later(tmp_path: Path) -> None:
+    files = files_below(tmp_path, slow=True, a="content")
+    engine = registry(tmp_path, files)
+    digest = adapter(content="content").digest
+    engine.forget(digest)
+    engine.read("x", "a")
+    assert files.forgotten == [digest]
+
+
 def test_adapters_of_the_start_have_their_names() -> None:
     files = FakeAdapterFiles({"one": "1"})
     files.read("x", "one")
