@@ -205,6 +205,25 @@ class StateStats(NamedTuple):
     stored: Counter = 0
 
 
+class AdapterStats(NamedTuple):
+    """Statistics of LoRA adapters, as of the newest step.
+
+    `slots_used`: slots that requests with a seat use. `host_bytes`: size of the adapters in host memory. `waiting`:
+    requests that wait for their adapter. `loads`: copies to slots; `evictions`: those that replaced another adapter.
+    `reads`: folders read, in `reads_s` seconds; `failures`: those that could not be used.
+    """
+
+    slots_used: Gauge = 0
+    slots_total: Gauge = 0
+    host_bytes: Gauge = 0
+    waiting: Gauge = 0
+    loads: Counter = 0
+    evictions: Counter = 0
+    reads: Counter = 0
+    failures: Counter = 0
+    reads_s: SecondsCounter = 0.0
+
+
 class DraftStats(NamedTuple):
     """Drafts of one proposer so far. `drafted` and `accepted` count by position in the row; 0 is the first draft.
 
@@ -227,7 +246,7 @@ class SchedulerStats(NamedTuple):
     ignored as invalid. `integrity_errors`: audits of the idle engine that found inconsistent seats, queues or blocks.
     `guides`: None before the first request with a constraint. `offload`: None without K/V in host memory. `requests`:
     samples received. `drafts`: by proposer; empty before the first one. `states`: None for a model without recurrent
-    states.
+    states. `adapters`: None for an engine without slots for LoRA adapters.
     """
 
     step: Counter = 0
@@ -253,6 +272,7 @@ class SchedulerStats(NamedTuple):
     requests: Counter = 0
     drafts: tuple[DraftStats, ...] = ()
     states: StateStats | None = None
+    adapters: AdapterStats | None = None
 
 
 def _names(kind: type, *roles: str) -> tuple[str, ...]:
@@ -261,7 +281,9 @@ def _names(kind: type, *roles: str) -> tuple[str, ...]:
     return tuple(name for name, hint in hints.items() if getattr(hint, "__metadata__", ("",))[0] in roles)
 
 
-_COUNTERS = {kind: _names(kind, "counter") for kind in (SchedulerStats, GuideStats, OffloadStats, StateStats)}
+_COUNTERS = {
+    kind: _names(kind, "counter") for kind in (SchedulerStats, GuideStats, OffloadStats, StateStats, AdapterStats)
+}
 _SUMMED = _names(SchedulerStats, "counter", "gauge")
 
 
@@ -273,26 +295,32 @@ def sum_stats(parts: Sequence[SchedulerStats]) -> SchedulerStats:
     guides = [part.guides for part in parts if part.guides is not None]
     offloads = [part.offload for part in parts if part.offload is not None]
     states = [part.states for part in parts if part.states is not None]
+    adapters = [part.adapters for part in parts if part.adapters is not None]
     return SchedulerStats(
         **sums,
         guides=GuideStats(*map(sum, zip(*guides, strict=True))) if guides else None,
         offload=OffloadStats(*map(sum, zip(*offloads, strict=True))) if offloads else None,
         drafts=_sum_drafts(chain.from_iterable(part.drafts for part in parts)),
         states=StateStats(*map(sum, zip(*states, strict=True))) if states else None,
+        adapters=AdapterStats(*map(sum, zip(*adapters, strict=True))) if adapters else None,
     )
 
 
 def carry_counters(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
     """Return `now`, of a restarted engine, plus the counters of `before`, so that counters never decrease."""
-    guides, offload, states = now.guides, now.offload, now.states
+    guides, offload, states, adapters = now.guides, now.offload, now.states, now.adapters
     if before.guides is not None:
         guides = _add_counters(before.guides, guides or GuideStats())
     if before.offload is not None:
         offload = _add_counters(before.offload, offload or OffloadStats())
     if before.states is not None:
         states = _add_counters(before.states, states or StateStats())
+    if before.adapters is not None:
+        adapters = _add_counters(before.adapters, adapters or AdapterStats())
     drafts = _sum_drafts(before.drafts + now.drafts) if before.drafts else now.drafts
-    return _add_counters(before, now)._replace(guides=guides, offload=offload, drafts=drafts, states=states)
+    return _add_counters(before, now)._replace(
+        guides=guides, offload=offload, drafts=drafts, states=states, adapters=adapters
+    )
 
 
 def _sum_drafts(parts: Iterable[DraftStats]) -> tuple[DraftStats, ...]:
@@ -312,7 +340,7 @@ def _add_drafts(one: DraftStats, other: DraftStats) -> DraftStats:
     return DraftStats(one.proposer, one.steps + other.steps, drafted, accepted)
 
 
-Stats = TypeVar("Stats", SchedulerStats, GuideStats, OffloadStats, StateStats)
+Stats = TypeVar("Stats", SchedulerStats, GuideStats, OffloadStats, StateStats, AdapterStats)
 
 
 def _add_counters(before: Stats, now: Stats) -> Stats:

@@ -134,10 +134,11 @@ class Request:
     set. `guided`: its tokens are sampled under masks that the host makes for each of them. `keys`: keys of the prompt's
     full blocks, if the sender computed them. `resumed`: it came with output of another engine, its own or that of
     another sample of its request. It continues like a preempted request; a moved request without output is new.
-    `loading`: it waits until K/V of its prefix has been loaded from host memory. `waited`: seconds by cause before the
-    scheduler received it. `chunks`: rows of its prompt, and other rows of several tokens, drafts aside. `rowless`:
-    planned tokens that took no row of their own, so `planned - rowless` is the number of rows since it took its seat.
-    `pooling`: set for a prompt-only request. `pools_prompt`: its vector needs the hidden states of the whole prompt.
+    `loading`: what is loaded before it can start: K/V of its prefix (`Cause.LOAD`) or its adapter (`Cause.ADAPTER`).
+    `waited`: seconds by cause before the scheduler received it. `chunks`: rows of its prompt, and other rows of several
+    tokens, drafts aside. `rowless`: planned tokens that took no row of their own, so `planned - rowless` is the number
+    of rows since it took its seat. `pooling`: set for a prompt-only request. `pools_prompt`: its vector needs the
+    hidden states of the whole prompt.
     """
 
     __slots__ = (
@@ -220,7 +221,7 @@ class Request:
         self.status = Status.WAITING
         self.keys: Sequence[bytes] = ()
         self.resumed = False
-        self.loading = False
+        self.loading: Cause | None = None
         self.seat: int | None = None
         self.computed = 0
         self.planned = 0

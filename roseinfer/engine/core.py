@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.observer import StepObserver, unobserved
@@ -209,8 +210,8 @@ class EngineCore:
     def _check_scope(self, meta: RequestMeta) -> None:
         if "\0" in meta.cache_salt:
             raise InvalidRequestError("cache_salt contains NUL", "cache_salt")
-        if meta.adapter is not None and self.adapters is None:
-            raise InvalidRequestError(NO_ADAPTERS, "model")
+        if meta.adapter is not None:
+            self._check_adapter(meta.adapter)
 
     def _queue(self, requests: list[Request], pending: PendingGuide | None) -> None:
         """Add sequences to the scheduler, all or none."""
@@ -243,6 +244,14 @@ class EngineCore:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None and not self.runner.capabilities.logprobs:
                 raise InvalidRequestError(f"{name}: not supported by a priced engine, which has no model", name)
+
+    def _check_adapter(self, adapter: Adapter) -> None:
+        if self.scheduler.adapters is None:
+            raise InvalidRequestError(NO_ADAPTERS, "model")
+        max_rank = self.scheduler.adapters.pool.max_rank
+        if adapter.rank > max_rank:
+            problem = f"has rank {adapter.rank}, above the maximum of {max_rank}: raise --lora-max-rank"
+            raise InvalidRequestError(f"LoRA adapter {adapter.name!r} {problem}", "model")
 
     def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
@@ -336,8 +345,8 @@ class EngineCore:
         """
         outputs, self._ended = self._ended, []
         self.guided.mask_s = 0.0
-        if self._compiling or self.adapters is not None:
-            outputs += self._take_ready()
+        if self._compiling:
+            outputs += self._release_compiled()
         while self._in_flight and (self._in_flight[-1].plan.num_drafts or self.scheduler.wants_known_tokens):
             outputs += self._commit_oldest()
         with self._span("plan"):
@@ -399,12 +408,6 @@ class EngineCore:
             outputs = self.scheduler.commit(oldest.plan, result, self.clock.now())
         return self._with_guide_ends(outputs)
 
-    def _take_ready(self) -> list[SequenceOutput]:
-        """Take what was done in the background: adapters that were read, and grammars that were compiled."""
-        if self.adapters is not None:
-            self.adapters.take_read()
-        return self._release_compiled() if self._compiling else []
-
     # --- guides -------------------------------------------------------------------------------------------------
     def _release_compiled(self) -> list[SequenceOutput]:
         """Queue requests whose grammars are compiled, and end late ones of the others."""
@@ -448,7 +451,8 @@ class EngineCore:
     # --- looking in ---------------------------------------------------------------------------------------------
     def promise(self, now_s: float) -> Promise:
         """Return the engine's promise after `launch`. `now_s`: when the step began."""
-        return self.scheduler.promise(now_s)
+        promise, adapters = self.scheduler.promise(now_s), self.scheduler.adapters
+        return promise if adapters is None else adapters.publish(promise)
 
     def suspects(self) -> list[str]:
         """Return the sequences that may have caused a failure.

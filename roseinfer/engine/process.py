@@ -26,7 +26,7 @@ from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
-from roseinfer.engine.adapters import registry_at_start
+from roseinfer.engine.adapters import AdapterRegistry, registry_at_start
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
@@ -43,6 +43,7 @@ from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_term
 from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.processes.start_log import LoggedStages
 from roseinfer.ranks.other_ranks import OtherRanks, RankHost
+from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.build import make_drafting
 from roseinfer.sched.drafting.drafting import Drafting
@@ -61,6 +62,7 @@ log = logging.getLogger("roseinfer.engine")
 
 # Time for an engine to end by itself after its owner has ended.
 EXIT_TIMEOUT_S = 5.0
+GIB = 2**30
 LAST_MESSAGES_TIMEOUT_S = 1.0
 # The kernel closes the descriptors of a killed owner one after the other, within this time.
 OWNER_CLOSES_S = 1.0
@@ -141,6 +143,7 @@ def _build_core(
         states=facts.states,
         step_tokens=facts.limits.max_tokens,
     )
+    adapters = None if files is None else registry_at_start(files, config.adapters)
     options = options_of(config.scheduler)
     estimates = Estimates.of(options, learnt, facts.experts)
     scheduler = Scheduler(
@@ -151,6 +154,7 @@ def _build_core(
         facts.limits,
         _drafting(config, runner, facts, estimates),
         offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s, facts.slot_blocks),
+        adapters=None if adapters is None else _adapter_slots(config, facts, adapters, estimates),
     )
     # A recorded run contains no masks of guides.
     guided = recorder is None and facts.pooling is None
@@ -158,7 +162,6 @@ def _build_core(
     make_core: Callable[..., Core] = EngineCore
     if recorder is not None:
         make_core = partial(RecordingCore, recorder, experts=facts.experts)
-    adapters = None if files is None else registry_at_start(files, config.adapters)
     core = make_core(
         scheduler,
         runner,
@@ -187,6 +190,15 @@ def _build_core(
         adapters=() if adapters is None else tuple(adapters.names.adapters.values()),
     )
     return core, info
+
+
+def _adapter_slots(
+    config: EngineConfig, facts: RunnerFacts, adapters: AdapterRegistry, estimates: Estimates
+) -> AdapterSlots:
+    assert facts.adapters is not None, "a runner that reads adapters has slots for them"
+    host_bytes = int(config.adapters.lora_host_size * GIB)
+    at_start = list(adapters.names.adapters.values())
+    return AdapterSlots(facts.adapters, adapters, host_bytes, at_start, estimates.lengths)
 
 
 def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimates: Estimates) -> Drafting | None:

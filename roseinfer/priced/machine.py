@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from roseinfer.core.clock import AdvancingClock
 from roseinfer.core.plan import StateChanges, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner, StatePool, WindowPool
+from roseinfer.priced.adapters import AdapterMachine
 from roseinfer.sched.cost.params import CostParams, work_of
 
 
@@ -29,9 +30,9 @@ class Machine:
     `slowdown`: pairs (at_s, factor) in order; steps that begin from that time on take `factor` times as long.
     `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
     drafts, by position; empty = no step verifies drafts. `windows`: pools of the KV groups after the first.
-    `states`: pool of the state group. `num_host_slots`: slots for states in host memory, whose copies cost
-    nothing. `state_s`: seconds to read and write one recurrent state. The costs of decoding
-    rows include it, and policies do not consider it elsewhere.
+    `states`: pool of the state group. `num_host_slots`: slots for states in host memory, whose copies cost nothing.
+    `state_s`: seconds to read and write one recurrent state. The costs of decoding rows include it, and policies do not
+    consider it elsewhere. `adapters`: slots and sizes of LoRA adapters; None = there are none.
     """
 
     cost: CostParams = field(default_factory=CostParams)
@@ -49,6 +50,7 @@ class Machine:
     stalls: PeriodicStalls | None = None
     slowdown: tuple[tuple[float, float], ...] = ()
     acceptance: tuple[float, ...] = ()
+    adapters: AdapterMachine | None = None
 
     def misjudged(self, factor: float) -> "Machine":
         """Return this machine with policies that believe it to be `factor` times faster."""
@@ -116,6 +118,8 @@ class PricedRunner(PassThrough):
         if plan.loads or plan.stores:
             copies_s = cost.copies_s(len(plan.loads), len(plan.stores))
             duration_s = max(duration_s, copies_s) if plan.rows else copies_s
+        if plan.adapter_loads and self._machine.adapters is not None:  # beside the rows
+            duration_s = max(duration_s if plan.rows else 0.0, len(plan.adapter_loads) * self._machine.adapters.load_s)
         if self._machine.noise:
             duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
         start_s = max(self._free_s, self._clock.now())

@@ -17,6 +17,7 @@ from math import inf
 from roseinfer.core.outputs import OffloadStats
 from roseinfer.core.plan import HostCopy, StateChanges, StepPlan, StepResult
 from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause
 from roseinfer.kv.blocks import IndexEntry, PrefixHit
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.manager import HostHit, KvManager
@@ -160,7 +161,7 @@ class KvOffload:
         self._queued += len(load.copies)
         self._queries += len(request.tokens) - host_hit.tokens + tokens
         self._hits += tokens
-        request.loading = True
+        request.loading = Cause.LOAD
         self._loading_changed(request)
 
     def release_loaded(self, request: Request) -> int:
@@ -198,7 +199,7 @@ class KvOffload:
             request = self._queue[-1].request
             self.drop_load(request)
             self._kv.release(request.request_id)
-            request.loading = False
+            request.loading = None
             self._loading_changed(request)
         else:
             return False
@@ -360,7 +361,7 @@ class KvOffload:
         if load.done == load.total and self._loads.get(request.request_id) is load:
             del self._loads[request.request_id]
             self._holding[request.request_id] = load.tokens
-            request.loading = False
+            request.loading = None
             self._loading_changed(request)
 
     @property
@@ -386,7 +387,7 @@ class KvOffload:
         """Raise AssertionError if requests and their loads disagree."""
         assert self._queued == sum(len(load.copies) - load.planned for load in self._queue), "copies that wait"
         for name, load in self._loads.items():
-            assert load.request.request_id == name and load.request.loading, f"{name!r} waits for a load"
+            assert load.request.request_id == name and load.request.loading is Cause.LOAD, f"{name!r} waits for a load"
         assert self._holding.keys().isdisjoint(self._loads), "a load is under way or done"
 
 

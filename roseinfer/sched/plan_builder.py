@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from roseinfer.core.adapters import AdapterLoad
 from roseinfer.core.plan import (
     Admission,
     BlockCopy,
@@ -34,6 +35,7 @@ class PlanBuilder:
         self.admitted: list[Admission] = []
         self.loads: list[HostCopy] = []
         self.stores: list[HostCopy] = []
+        self.adapter_loads: tuple[AdapterLoad, ...] = ()
         self._kv = kv
         self._rows: dict[str, Row] = {}
         self._growths: dict[str, Growth] = {}
@@ -178,6 +180,7 @@ class PlanBuilder:
             ahead=tuple(self._ahead.get(row.request_id, 0) for row in rows) if self._ahead else (),
             groups=self._groups(),
             states=None if self._kv.states is None else self._states(),
+            adapter_loads=self.adapter_loads,
         )
 
     def _states(self) -> StateChanges | None:

@@ -105,9 +105,9 @@ class View(NamedTuple):
     name it. The samples of one request form one entry, of which `waiting` shows only the lead: sample 0, later the
     first of its siblings. `can_start(request)`: True if it is in `waiting()`. `members(lead)`: the lead, then the
     samples that could start with it. `uncached(request)`: tokens that a waiting request would compute before its next
-    output token. `load_s(request)`: seconds until its prefix is loaded from host memory; 0 if none is. `seat_cause`:
-    cause of a wait for one of `free_seats`. `windows`: the window groups, where a request holds no more than its
-    window.
+    output token. `load_s(request)`: seconds until what it needs is loaded: its LoRA adapter, for which it cannot start,
+    and its prefix from host memory; 0 if nothing is. `seat_cause`: cause of a wait for one of `free_seats`. `windows`:
+    the window groups, where a request holds no more than its window.
     """
 
     now_s: float

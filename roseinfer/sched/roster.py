@@ -4,6 +4,7 @@ from roseinfer.core.outputs import COMPLETE, End, FinishReason, RequestTimes, Se
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.offload import KvOffload, OffloadCosts
@@ -28,6 +29,7 @@ class Roster:
         policy: Policy,
         offloading: OffloadCosts | None,
         drafting: Drafting | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """`offloading`: costs of copies, used if the KV cache has blocks in host memory."""
         self.policy = policy
@@ -49,6 +51,9 @@ class Roster:
         self.snapshots = None if kv.states is None else Snapshots(kv, kv.states, self.waiting)
         self._kv = kv
         self.drafting = drafting
+        self.adapters = adapters
+        if adapters is not None:
+            adapters.attach(self._loading_changed, self._fail)
         self._ended: list[SequenceOutput] = []
 
     @property
@@ -69,6 +74,8 @@ class Roster:
 
     def _loading_changed(self, request: Request) -> None:
         """Update queue and wait times after `request.loading` has changed."""
+        if self.adapters is not None:
+            self.adapters.recheck(request)
         self.waiting.recheck(request)
         self.waits.loading_changed(request)
 
@@ -85,6 +92,8 @@ class Roster:
             self.waiting.add(request)
         self.expiries.add(request)
         self.waits.add(request, last_end_s)
+        if self.adapters is not None:
+            self.adapters.join(request)
         self.policy.observe(Queued(request))
 
     def start(self, request: Request, now_s: float) -> None:
@@ -112,6 +121,8 @@ class Roster:
         self.preemptions += 1
         self.liveness.preempted(self.policy)
         self.waiting.add_first(victim)
+        if self.adapters is not None:
+            self.adapters.join(victim)
         self.policy.observe(Queued(victim))
         if victim.in_flight == 0:
             self.vacate(victim)
@@ -141,6 +152,8 @@ class Roster:
             self.drafting.ended(request)
         if self.snapshots is not None:
             self.snapshots.ended(request)
+        if self.adapters is not None:
+            self.adapters.leave(request)
         if request.in_flight == 0:
             self.vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))
@@ -155,6 +168,8 @@ class Roster:
         if request.seat is not None:
             self.free_seats.append(request.seat)
             self.released.append(request.seat)
+            if self.adapters is not None:
+                self.adapters.release(request)
         if request.status is Status.FINISHED:
             request.seat = None
             self._kv.close(request.request_id)
@@ -190,8 +205,13 @@ class Roster:
             end = self.finish(request, FinishReason.TIMEOUT, now_s)
             self._ended.append(SequenceOutput(request.request_id, end=end))
 
+    def _fail(self, request: Request, error: str, now_s: float) -> None:
+        """End a waiting request whose adapter cannot be used."""
+        end = self.finish(request, FinishReason.ERROR, now_s, error=error)
+        self._ended.append(SequenceOutput(request.request_id, end=end))
+
     def take_ended(self) -> list[SequenceOutput]:
-        """Return the requests that `reject` and `expire` ended since the last call."""
+        """Return the requests that ended during plans since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -212,6 +232,8 @@ class Roster:
         self.waits.check_integrity([r.request_id for r in self.requests.values() if r.status is not Status.FINISHED])
         if self.offload is not None:
             self.offload.check_integrity()
+        if self.adapters is not None:
+            self.adapters.check_integrity(self.requests.values())
         for r in self.requests.values():
             # A failed request may have been planned on a token that never arrived.
             assert r.status is Status.FINISHED or r.computed <= r.planned <= len(r.tokens) + r.pending, r

@@ -17,6 +17,7 @@ from roseinfer.core.promise import PROMPT_SPAN_S, Promise
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.allocation import RowAllocator
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.offload import OffloadCosts, rows_seconds
@@ -88,9 +89,10 @@ class Scheduler:
         limits: StepLimits,
         drafting: Drafting | None = None,
         offloading: OffloadCosts | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """`drafting`: adds drafts to steps; None = no step has any. `offloading`: costs of copies, used if the KV cache
-        has blocks in host memory.
+        has blocks in host memory. `adapters`: slots for LoRA adapters; without any, no request may have an adapter.
         """
         self.config = config
         self._max_running = config.max_running
@@ -99,7 +101,8 @@ class Scheduler:
         self._promising = policy if isinstance(policy, Promising) else None
         self.max_model_len = max_model_len
         self.limits = limits
-        self.roster = Roster(config.seats, kv, policy, offloading, drafting)
+        self.roster = Roster(config.seats, kv, policy, offloading, drafting, adapters)
+        self.adapters = adapters
         # A draft head needs the state of the token before the first one that it sees. Recurrent states cannot go back a
         # token, so the head is without it there, which costs a guess at most.
         recomputed = 0 if drafting is None or drafting.head is None or kv.states is not None else 1
@@ -108,6 +111,7 @@ class Scheduler:
         self.waiting = self.roster.waiting
         self.running = self.roster.running
         self.offload = self.roster.offload
+        self._load_s = no_load_s if self.offload is None and adapters is None else self.seating.load_s
         self._snapshots = self.roster.snapshots
         self._liveness = self.roster.liveness
         self._waits = self.roster.waits
@@ -158,6 +162,8 @@ class Scheduler:
     @property
     def _must_copy(self) -> bool:
         """True if copies are due even in a plan without rows."""
+        if self.adapters is not None and self.adapters.must_plan:
+            return True
         return self.offload is not None and self.offload.must_plan
 
     @property
@@ -193,6 +199,8 @@ class Scheduler:
         roster, seating = self.roster, self.seating
         self._waits.begin(now_s)
         roster.expire(now_s)
+        if self.adapters is not None:
+            self.adapters.begin(now_s)
         seating.invalidate_ready()
         running = tuple(self.running.values())
         decision = self.policy.begin(self._view(now_s, running))
@@ -220,6 +228,8 @@ class Scheduler:
             return None
         if self.offload is not None:
             self.offload.add_copies(builder)
+        if self.adapters is not None:
+            builder.adapter_loads = self.adapters.take_loads()
         if self._snapshots is not None:
             builder.snapshots = self._snapshots.plan(builder.rows)
         self._liveness.step_planned()
@@ -265,7 +275,7 @@ class Scheduler:
             self.waiting.members,
             self.seating.uncached,
             self.waiting.leads,
-            no_load_s if self.offload is None else self.seating.load_s,
+            self._load_s,
             self.seating.seat_cause,
             tuple([WindowView(group.window, group.pool.num_free) for group in self.kv.windows]),
         )
@@ -359,6 +369,8 @@ class Scheduler:
         if self.offload is not None:
             self.offload.done(plan, result)
             duration_s = rows_seconds(result, duration_s) if plan.rows else 0.0
+        if self.adapters is not None:
+            duration_s = self.adapters.step_done(plan, duration_s)
         if self._prompt_tokens > prompt_tokens:
             self._prompt_share.add(duration_s * (self._prompt_tokens - prompt_tokens) / plan.num_tokens, now_s)
         if self.drafting is not None:
@@ -474,6 +486,7 @@ class Scheduler:
             requests=self._requests,
             drafts=() if self.drafting is None else self.drafting.stats(),
             states=None if self._snapshots is None else self._snapshots.stats(),
+            adapters=None if self.adapters is None else self.adapters.stats(),
         )
 
     def promise(self, now_s: float) -> Promise:

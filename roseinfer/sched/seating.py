@@ -195,6 +195,7 @@ class Seating:
             request.cached_tokens = min(cached, len(request.tokens) - 1)
         request.computed = request.planned = request.rowless = start
         request.write_from = cached
+        adapters = self._roster.adapters
         admission = Admission(
             request_id,
             request.seat,
@@ -205,6 +206,7 @@ class Seating:
             tuple(sorted(request.stop_ids)),
             table,
             request.pooling,
+            -1 if adapters is None else adapters.seat(request),
         )
         builder.admit(admission, windows)
         if self._roster.snapshots is not None:
@@ -228,11 +230,15 @@ class Seating:
         return known - min(cached, known - 1)
 
     def load_s(self, request: Request) -> float:
-        """Return the seconds until a waiting request's prefix is loaded, if that begins now. Needs host memory."""
-        offload = self._roster.offload
-        assert offload is not None
-        known = len(request.tokens)
-        if request.fork_of is not None or request.needs_every_position:
+        """Return the seconds until a waiting request's adapter and then its prefix are loaded, if that begins now."""
+        adapters, adapter = self._roster.adapters, request.meta.adapter
+        adapter_s = 0.0 if adapters is None or adapter is None else adapters.wait_s(adapter)
+        return adapter_s + self._prefix_load_s(request)
+
+    def _prefix_load_s(self, request: Request) -> float:
+        """Return the seconds until a waiting request's prefix is loaded, if that begins now."""
+        offload, known = self._roster.offload, len(request.tokens)
+        if offload is None or request.fork_of is not None or request.needs_every_position:
             return 0.0
         hit = self._kv.match(request.request_id, request.tokens)
         host_hit = offload.loadable(request, hit, *self._activity()) if hit.tokens < known else None

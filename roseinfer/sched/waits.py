@@ -18,10 +18,11 @@ from roseinfer.sched.queue import WaitingQueue
 _CAUSES = tuple(Cause)
 # This module uses numbers for causes, because looking one up by its name takes longer than the work on it.
 _NUMBER = {cause: number for number, cause in enumerate(_CAUSES)}
-_TRANSIT, _STEP, _BLOCKS, _LOAD, _PARENT = (
-    _NUMBER[cause] for cause in (Cause.TRANSIT, Cause.STEP, Cause.BLOCKS, Cause.LOAD, Cause.PARENT)
+_TRANSIT, _STEP, _BLOCKS, _LOAD, _PARENT, _ADAPTER = (
+    _NUMBER[cause] for cause in (Cause.TRANSIT, Cause.STEP, Cause.BLOCKS, Cause.LOAD, Cause.PARENT, Cause.ADAPTER)
 )
-_OF_MECHANISM = (_LOAD, _PARENT)  # policies do not decide about these
+_LOADS = (_LOAD, _ADAPTER)  # values of `Request.loading`
+_OF_MECHANISM = (*_LOADS, _PARENT)  # policies do not decide about these
 NO_FORECAST = Forecast()
 _seconds = itemgetter(1)
 
@@ -138,7 +139,7 @@ class WaitTimes:
     def loading_changed(self, request: Request) -> None:
         """Record that a waiting request has begun or finished to wait for a load (`Request.loading`)."""
         if request.loading:
-            self._set_cause(self._accounts[request.request_id], _LOAD)
+            self._set_cause(self._accounts[request.request_id], _NUMBER[request.loading])
         else:
             self._loaded.append(request)
 
@@ -179,7 +180,7 @@ class WaitTimes:
         """Let requests whose load is done wait for the default cause, if they still wait."""
         for request in self._loaded:
             account = self._accounts.get(request.request_id)
-            if account is not None and account.cause == _LOAD:
+            if account is not None and account.seated is None and account.cause in _LOADS and not request.loading:
                 self._join_default(account)
         self._loaded.clear()
 

@@ -14,7 +14,9 @@ from roseinfer.core.runner import Capabilities
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
+from roseinfer.priced.adapters import PricedAdapterFiles
 from roseinfer.priced.machine import Machine, PricedRunner
+from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import MarginalPricing
@@ -170,8 +172,12 @@ class SimulatedEngine:
             pricing = MarginalPricing(self.estimates.cost, self.estimates.yields, learns=learns)
             drafting = Drafting([SimulatedGuesses(TOKEN, machine.acceptance)], pricing)
         copies = OffloadCosts.for_policy(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
+        lora, adapters = machine.adapters, None
+        if lora is not None:
+            files = PricedAdapterFiles(lora, self.clock)
+            adapters = AdapterSlots(lora.pool, files, lora.host_bytes, lengths=self.estimates.lengths)
         self.core = EngineCore(
-            Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, drafting, copies),
+            Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, drafting, copies, adapters),
             self.runner,
             self.clock,
             depth=2 if scheduler.overlap else 1,
@@ -219,8 +225,9 @@ class SimulatedEngine:
 
         Raise `StuckError` if the policy stops the engine forever.
         """
-        outputs = self.core.settle()
-        self._idle_turns = self._idle_turns + 1 if self.core.idle_turn else 0
+        outputs, adapters = self.core.settle(), self.core.scheduler.adapters
+        reading = adapters is not None and adapters.host.reading
+        self._idle_turns = self._idle_turns + 1 if self.core.idle_turn and not reading else 0
         if self._idle_turns > MAX_STUCK_TURNS:
             raise StuckError(self._stuck())
         self.watch.look()

@@ -149,6 +149,7 @@ def add_of(arrival: Arrival, name: str, context: int) -> Add:
         predicted_len=arrival.predicted_len,
         hinted=arrival.hinted,
         priority=arrival.priority,
+        adapter=arrival.adapter,
     )
     return Add(name, Prompt(list(arrival.prompt_ids), params, meta))
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import log
 from typing import Protocol
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sim.distributions import ArrivalProcess, Gamma, LengthDistribution
@@ -18,7 +19,10 @@ MAX_DRAWS = 10_000  # per request, until its lengths fit
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that arrives. `predicted_len`: length predicted by a predictor, or by its client if `hinted`."""
+    """A request that arrives. `predicted_len`: length predicted by a predictor, or by its client if `hinted`.
+
+    `adapter`: the LoRA adapter that it names, if any.
+    """
 
     at_s: float
     prompt_ids: Sequence[int]
@@ -28,6 +32,7 @@ class Arrival:
     tenant: str = ""
     hinted: bool = False
     priority: int = 0
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

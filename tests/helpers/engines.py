@@ -1,5 +1,6 @@
 """Engine cores over the fake runner, and a loop that runs them dry with the integrity check on."""
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import End, FinishReason, SequenceOutput
@@ -14,6 +15,7 @@ from roseinfer.engine.guided.guide import GuideFactory
 from roseinfer.engine.messages import Add
 from roseinfer.kv.blocks import Digest, sha256
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.drafting import Drafting
@@ -47,7 +49,8 @@ def make_core(
     pooling: PoolingInfo | None = None,
     windows: tuple[WindowPool, ...] = (),
     num_slots: int = 0,
-    adapters: AdapterRegistry | None = None,
+    adapters: AdapterSlots | None = None,
+    registry: AdapterRegistry | None = None,
     num_host_slots: int = 0,
     **scheduler: object,
 ) -> EngineCore:
@@ -83,7 +86,7 @@ def make_core(
     if drafter is not None:
         drafting = every_draft_of(drafter)
     return engine(
-        Scheduler(config, kv, make_policy(config), context, limits, drafting, offloading or ALWAYS),
+        Scheduler(config, kv, make_policy(config), context, limits, drafting, offloading or ALWAYS, adapters),
         runner,
         ManualClock(),
         depth=depth,
@@ -91,7 +94,7 @@ def make_core(
         vocab_size=vocab_size,
         guides=guides,
         pooling=pooling,
-        adapters=adapters,
+        adapters=registry,
     )
 
 
@@ -109,6 +112,7 @@ def add(
     *,
     n: int = 1,
     salt: str = "",
+    adapter: Adapter | None = None,
     guide: str | None = None,
     generation_prompt_len: int = 0,
     **params: object,
@@ -116,10 +120,11 @@ def add(
     """`guide`: a grammar that the core's `GuideFactory` know."""
     sampling = SequenceParams(**{"max_tokens": 8, **params})
     spec = None if guide is None else GuideSpec(grammar=guide)
+    meta = RequestMeta(cache_salt=salt, adapter=adapter)
     core.add(
         Add(
             request_id,
-            Prompt(prompt, sampling, RequestMeta(cache_salt=salt), spec, generation_prompt_len=generation_prompt_len),
+            Prompt(prompt, sampling, meta, spec, generation_prompt_len=generation_prompt_len),
             n,
         )
     )

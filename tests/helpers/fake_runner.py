@@ -4,7 +4,8 @@ A token's "K/V" is a fingerprint of all tokens up to it. Computing a token verif
 context holds the fingerprint it should, so a wrong block, a lost copy or a write into a shared block fails at once.
 The next token is a function of the fingerprint and the request's (seed, output index) alone: whatever the schedule,
 the same request must give the same tokens. The vector of a prompt-only request is a function of its prompt's
-fingerprints: of the last one, or of their sum if the pooling needs every position.
+fingerprints: of the last one, or of their sum if the pooling needs every position. Fingerprints of a request with
+a LoRA adapter begin with that of its slot.
 """
 
 import zlib
@@ -25,6 +26,7 @@ from roseinfer.core.plan import (
 )
 from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.runner import Capabilities, WindowPool
+from tests.helpers.fake_adapters import FakeAdapterSlots
 from tests.helpers.fake_slots import FakeSlots
 
 EMPTY = (-1, 0)
@@ -39,6 +41,7 @@ class Seat:
     counts: dict[int, int] = field(default_factory=dict)
     failed: bool = False
     pooled: list[int] = field(default_factory=list)  # fingerprints that the rows so far asked for
+    first: int = 0  # fingerprint before the first token
 
 
 def fingerprint(previous: int, token: int) -> int:
@@ -78,6 +81,7 @@ class FakeRunner:
         self.host = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self._copied: dict[int, list[list[tuple[int, int]]]] = {}  # by step: what its loads and stores read
         self.seats: dict[int, Seat] = {}
+        self.adapters: FakeAdapterSlots | None = None
         self.submitted: list[StepPlan] = []
         self.closed = False
         self.limits: StepLimits | None = None  # what plans may hold, if somebody says so
@@ -98,6 +102,9 @@ class FakeRunner:
             for token in seat.tokens[admission.prompt_len :]:
                 seat.counts[token] = seat.counts.get(token, 0) + 1
             self.seats[admission.seat] = seat
+        if self.adapters is not None:
+            for number, digest in self.adapters.submit(plan).items():
+                self.seats[number].first = zlib.crc32(digest.encode())
         self._copy(self.cache, plan.copies)
         self._begin_host_copies(plan)
         for row in plan.rows:
@@ -117,7 +124,7 @@ class FakeRunner:
 
     def _compute_states(self, slots: FakeSlots, plan: StepPlan) -> None:
         ends = {row.seat: row.start + row.count for row in plan.rows}
-        slots.apply(plan, {seat: self._prints(self.seats[seat].tokens[:end]) for seat, end in ends.items()})
+        slots.apply(plan, {seat: self._prints(self.seats[seat], end) for seat, end in ends.items()})
 
     def _copy(self, cache: list[list[tuple[int, int]]], copies: Iterable[BlockCopy]) -> None:
         copies = list(copies)
@@ -163,9 +170,9 @@ class FakeRunner:
             assert self.host[copy.host] == [JUNK] * self.block_size, "nor where it goes"
             self.host[copy.host][:] = slots
 
-    def _prints(self, tokens: list[int]) -> list[int]:
-        prints, previous = [], 0
-        for token in tokens:
+    def _prints(self, seat: Seat, end: int) -> list[int]:
+        prints, previous = [], seat.first
+        for token in seat.tokens[:end]:
             previous = fingerprint(previous, token)
             prints.append(previous)
         return prints
@@ -175,7 +182,7 @@ class FakeRunner:
         assert seat.admission.request_id == row.request_id
         end = row.start + row.count
         assert end <= len(seat.tokens), "an input token is not known yet"
-        prints = self._prints(seat.tokens[:end])
+        prints = self._prints(seat, end)
         for cache, table in zip(self.caches, seat.tables, strict=True):
             for position in range(max(row.start, row.write_from), end):
                 block = table[position // self.block_size]
@@ -193,7 +200,7 @@ class FakeRunner:
         """Check what the row reads; returns the fingerprints of the positions that it computes."""
         seat = self.seats[row.seat]
         end = row.start + row.count
-        prints = self._prints(seat.tokens[:end])
+        prints = self._prints(seat, end)
         firsts = [0, *(max(0, row.start - window + 1) for window in self.windows)]
         for cache, table, first in zip(self.caches, seat.tables, firsts, strict=True):
             for position in range(first, end):
@@ -301,7 +308,10 @@ class FakeRunner:
         return index < params.min_tokens and token in seat.admission.stop_ids
 
     def collect(self, handle: int) -> StepResult:
-        self._end_host_copies(next(plan for plan in reversed(self.submitted) if plan.step == handle))
+        plan = next(plan for plan in reversed(self.submitted) if plan.step == handle)
+        self._end_host_copies(plan)
+        if self.adapters is not None:
+            self.adapters.collect(plan)
         return self._results.pop(handle)
 
     def close(self) -> None:

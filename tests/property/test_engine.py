@@ -1,16 +1,21 @@
 """Random loads on small caches: under any schedule, each request gives the same tokens and nothing leaks."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.core import EngineCore
+from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.registry import options_of
 from tests.helpers.cases import examples
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
+from tests.helpers.fake_adapters import FakeAdapterFiles, FakeAdapterSlots
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.waited import check_whys, watch
 
@@ -25,6 +30,14 @@ class Job:
     at_step: int
     n: int
     abort_after: int | None
+
+
+class JobAdapters(NamedTuple):
+    """LoRA adapters of jobs: their folders, the slots, and the adapter of each job."""
+
+    files: FakeAdapterFiles
+    slots: AdapterSlots
+    of: Sequence[Adapter | None]
 
 
 def make_jobs(rng: random.Random, count: int, longest: int) -> list[Job]:
@@ -53,12 +66,19 @@ def make_jobs(rng: random.Random, count: int, longest: int) -> list[Job]:
 
 
 def run(
-    jobs: list[Job], *, fail_on_token: int | None = None, reserve: int = 0, **options: object
+    jobs: list[Job],
+    *,
+    fail_on_token: int | None = None,
+    reserve: int = 0,
+    lora: JobAdapters | None = None,
+    **options: object,
 ) -> dict[str, Collected]:
     host, windows = options.get("num_host_blocks", 0), options.get("windows", ())
     sizes = {"windows": windows, **{name: options.get(name, 0) for name in ("num_slots", "num_host_slots")}}
     runner = FakeRunner(options["num_blocks"], options["block_size"], VOCAB, fail_on_token, host, **sizes)
-    core = make_core(vocab_size=VOCAB, runner=runner, **options)
+    if lora is not None:
+        runner.adapters = FakeAdapterSlots(lora.files, lora.slots.pool.num_slots)
+    core = make_core(vocab_size=VOCAB, runner=runner, adapters=lora and lora.slots, **options)
     core.scheduler.seating.reserve = reserve
     watched = watch(core)
     collected: dict[str, Collected] = {}
@@ -66,7 +86,8 @@ def run(
     for step in range(40):
         for i, job in enumerate(jobs):
             if job.at_step == step:
-                add(core, str(i), list(job.prompt), n=job.n, **dict(job.params))
+                of = None if lora is None else lora.of[i]
+                add(core, str(i), list(job.prompt), n=job.n, adapter=of, **dict(job.params))
                 if job.abort_after is not None:
                     aborts.setdefault(step + job.abort_after, []).append(f"{i}:0")
         core.abort(aborts.pop(step, []))

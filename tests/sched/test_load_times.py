@@ -2,6 +2,7 @@
 
 import pytest
 
+from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
@@ -50,5 +51,5 @@ def test_a_sample_whose_load_began_with_its_lead_is_not_named_again() -> None:
     lead, loads, other = (made.wait(name) for name in ("lead", "loads", "other"))
     named = iter(PlannedDecision([], {}, [lead, loads, other]).order([]))
     assert next(named) is lead
-    loads.loading = True  # as one of its samples
+    loads.loading = Cause.LOAD  # as one of its samples
     assert list(named) == [other]

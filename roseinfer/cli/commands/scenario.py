@@ -7,6 +7,7 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
+from roseinfer.sim.adapters import ArrivalsWithAdapters, SimulatedAdapterConfig
 from roseinfer.sim.arrivals import OptionArrivals
 from roseinfer.sim.config import CostConfig, WorkloadConfig
 from roseinfer.sim.setups import SETUPS
@@ -49,10 +50,20 @@ class Scenario:
     common: Mapping[str, Any] = field(default_factory=dict)
 
 
-def scenario_of(workload: WorkloadConfig, cost: CostConfig, given: Mapping[str, Any]) -> Scenario:
+def scenario_of(
+    workload: WorkloadConfig, cost: CostConfig, lora: SimulatedAdapterConfig, given: Mapping[str, Any]
+) -> Scenario:
     """Build the scenario from the given options. Raises `ConfigError`."""
     found = _of_options(workload, cost) if workload.file is None else _of_file(workload.file, workload, given)
-    return replace(found, machine=replace(found.machine, acceptance=workload.acceptance))
+    found = replace(found, machine=replace(found.machine, acceptance=workload.acceptance, adapters=lora.machine))
+    if not lora.adapters:
+        return found
+
+    def at_rate(rate: float | None) -> LoadPoint:
+        point = found.at_rate(rate)
+        return LoadPoint(rate, ArrivalsWithAdapters(point.arrivals, lora))
+
+    return replace(found, at_rate=at_rate)
 
 
 def slo_classes(workload: WorkloadConfig) -> tuple[Slo, ...]:

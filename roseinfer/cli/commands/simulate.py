@@ -15,6 +15,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.sched.registry import contenders, scheduler_config
+from roseinfer.sim.adapters import SimulatedAdapterConfig
 from roseinfer.sim.config import CONSTANTS, CostConfig, SweepConfig, WorkloadConfig
 from roseinfer.sim.fleet_config import FleetConfig
 
@@ -28,6 +29,7 @@ OPTIONS = OptionSet(
     Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {POLICY_NAMES_HELP}"}),
     Group(FleetConfig, "several engines"),
     Group(CostConfig, "cost model and cache (without a setup)"),
+    Group(SimulatedAdapterConfig, "LoRA adapters"),
     SCHEDULER,
     Group(POLICY.kind, POLICY.title, skip=POLICY_KNOWLEDGE_OPTIONS),
     removed={
@@ -67,7 +69,7 @@ BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown if there is a value
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
-    cost = OPTIONS.build(CostConfig, given)
+    cost, lora = OPTIONS.build(CostConfig, given), OPTIONS.build(SimulatedAdapterConfig, given)
     fleet = OPTIONS.build(FleetConfig, given)
     fleet.check_needed(given)
     if cost.cost is not None and given.keys() & set(CONSTANTS):
@@ -77,9 +79,9 @@ def run(args: Namespace) -> int:
             raise ConfigError("replicas cannot be combined with replay: the recording sets the number of engines")
         result = run_replay(workload.replay)
     elif not (fleet.active or workload.setup or workload.file or given.keys() & COMPARISON_OPTIONS):
-        result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
+        result = run_one(workload, cost, lora, scheduler_config(**scheduler_options(given)))
     else:
-        result = run_comparison(workload, sweep, cost, fleet, given)
+        result = run_comparison(workload, sweep, cost, lora, fleet, given)
     if workload.json:
         Path(workload.json).write_text(json.dumps({**result, "args": given}, indent=2, default=str) + "\n")
     return 0
@@ -97,14 +99,17 @@ def run_replay(path: str) -> dict[str, Any]:
     return {"parity": {**asdict(parity), "plans_agree": parity.plans_agree, "medians_agree": parity.medians_agree}}
 
 
-def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConfig) -> dict[str, Any]:
+def run_one(
+    workload: WorkloadConfig, cost: CostConfig, lora: SimulatedAdapterConfig, scheduler: SchedulerConfig
+) -> dict[str, Any]:
     from roseinfer.cli.commands.scenario import slo_classes
     from roseinfer.sim.arrivals import make_arrivals
     from roseinfer.sim.simulator import simulate
 
     with stage("simulating"):
-        machine = replace(cost.machine, acceptance=workload.acceptance)
-        result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, machine))
+        machine = replace(cost.machine, acceptance=workload.acceptance, adapters=lora.machine)
+        arrivals = lora.name(make_arrivals(workload, classes=slo_classes(workload)), workload.seed)
+        result = describe(simulate(arrivals, scheduler, machine))
     width = max(map(len, result))
     for name, value in result.items():
         print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
@@ -141,6 +146,7 @@ def run_comparison(
     workload: WorkloadConfig,
     options: SweepConfig,
     cost: CostConfig,
+    lora: SimulatedAdapterConfig,
     fleet: FleetConfig,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -157,7 +163,7 @@ def run_comparison(
         contender(name)
     if options.plot:
         check_plot(options.plot)
-    scenario = scenario_of(workload, cost, given)
+    scenario = scenario_of(workload, cost, lora, given)
     machine = scenario.machine
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)

@@ -172,7 +172,7 @@ class ScorpioPolicy:
     # --- TTFT guard ---------------------------------------------------------------------------------------------
     def _guard_ttft(self, view: View) -> tuple[list[RejectedRequest], list[ScorpioTrack]]:
         """Least deadline first; a lower bound of the wait, since running decodes are ignored."""
-        rejections, kept, ahead_s = [], [], 0.0
+        rejections, kept, ahead_s = self._without_adapter(view), [], 0.0
         ready = [self.ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
         for track in sorted(ready, key=lambda track: track.due_s):
             own_s = self._prefill_s(track, view.uncached(track.request))
@@ -186,6 +186,19 @@ class ScorpioPolicy:
                 ahead_s += own_s
                 kept.append(track)
         return rejections, kept
+
+    def _without_adapter(self, view: View) -> list[RejectedRequest]:
+        """Reject requests whose adapter comes too late; they are not in `View.waiting`."""
+        rejections = []
+        for track in self.ledger.waiting.values():
+            request = track.request
+            if request.loading is Cause.ADAPTER and rejectable(request):
+                first_s = view.load_s(request) + self._prefill_s(track, view.uncached(request))
+                if track.due_s - view.now_s < first_s + ALLOWANCE_S:
+                    waited_s = view.now_s - request.arrival_s
+                    rejection = Rejection(track.first_objective, waited_s + first_s, Cause.ADAPTER)
+                    rejections.append(RejectedRequest(request, rejection))
+        return rejections
 
     def _with_attainable(
         self, rejected: RejectedRequest, view: View, admitted: list[ScorpioTrack], batch: VirtualBatch

@@ -10,7 +10,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 
 from roseinfer.cluster.forecast import forecasts, fullness_of
-from roseinfer.core.outputs import DraftStats, GuideStats, OffloadStats, PolicyStats, SchedulerStats, StateStats
+from roseinfer.core.outputs import (
+    AdapterStats,
+    DraftStats,
+    GuideStats,
+    OffloadStats,
+    PolicyStats,
+    SchedulerStats,
+    StateStats,
+)
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
 from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry, Numbers, total
 from roseinfer.server.observe.model_names import ModelNames
@@ -88,6 +96,8 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
         yield from _host_memory(stats.offload, info.facts.block_bytes)
     if stats.states is not None:
         yield from _states(stats.states)
+    if stats.adapters is not None:
+        yield from _adapters(stats.adapters)
     if stats.drafts:
         yield from _speculation(stats.drafts)
     yield from _fixed(info, stats)
@@ -181,6 +191,22 @@ def _states(states: StateStats) -> Iterator[_Sample]:
         yield _counter("roseinfer:state_offload_snapshots", help, count, transfer_type=direction)
 
 
+def _adapters(adapters: AdapterStats) -> Iterator[_Sample]:
+    """Yield metrics of LoRA adapters."""
+    used = adapters.slots_used / adapters.slots_total if adapters.slots_total else 0.0
+    help = "Share of the slots for LoRA adapters that running sequences use, 0 to 1"
+    yield _gauge("roseinfer:adapter_slots_usage_perc", help, used)
+    help = "Bytes of LoRA adapters in host memory"
+    yield _gauge("roseinfer:adapter_host_bytes", help, adapters.host_bytes)
+    help = "Requests waiting for their LoRA adapter to come to a slot"
+    yield _gauge("roseinfer:num_requests_waiting_for_adapter", help, adapters.waiting)
+    yield _counter("roseinfer:adapter_loads", "Copies of LoRA adapters to slots", adapters.loads)
+    yield _counter("roseinfer:adapter_evictions", "Copies that replaced another adapter", adapters.evictions)
+    for result, number in (("read", adapters.reads - adapters.failures), ("failed", adapters.failures)):
+        yield _counter("roseinfer:adapter_reads", "Folders of LoRA adapters read", number, result=result)
+    yield _counter("roseinfer:adapter_read_seconds", "Seconds of these reads", adapters.reads_s)
+
+
 def _speculation(drafts: Sequence[DraftStats]) -> Iterator[_Sample]:
     """Yield the counts of drafts: by proposer and position, and their sums under vLLM's names."""
     yield _counter("vllm:spec_decode_num_drafts", "Rows that verified drafts", sum(each.steps for each in drafts))
@@ -259,7 +285,8 @@ def _dead(stats: SchedulerStats) -> SchedulerStats:
     guides = stats.guides and stats.guides._replace(grammars=0, waiting=0)
     offload = stats.offload and stats.offload._replace(blocks_used=0, waiting=0)
     states = stats.states and stats.states._replace(slots_used=0, snapshots=0)
-    stats = stats._replace(guides=guides, offload=offload, states=states)
+    adapters = stats.adapters and stats.adapters._replace(slots_used=0, host_bytes=0, waiting=0)
+    stats = stats._replace(guides=guides, offload=offload, states=states, adapters=adapters)
     return stats._replace(running=0, waiting=0, blocks_used=0, policy=None)
 
 

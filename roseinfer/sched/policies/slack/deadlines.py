@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
+from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import View, rejectable
@@ -180,13 +181,21 @@ def misses_alone(state: SlackState, track: SlackTrack) -> bool:
 
 
 def unreachable(state: SlackState, view: View, now_s: float) -> Sequence[SlackTrack]:
-    """Return the waiting requests that even an idle machine could no longer serve in time; looks at intervals."""
+    """Return the waiting requests that even an idle machine could no longer serve in time; looks at intervals.
+
+    This is the only place that sees requests which wait for their adapter, and so it names that cause.
+    """
     found = list[SlackTrack]()
     if now_s < state.overdue_again_s:
         return found
     state.overdue_again_s = now_s + state.tuning.refresh_s
-    for track in [track for track in state.ledger.waiting.values() if track.latest_s < now_s]:
-        prefill_s = state.prefill_s(view.uncached(track.request)) + view.load_s(track.request)
-        if track.due_s - prefill_s < now_s and rejectable(track.request) and view.can_start(track.request):
+    adapter = Cause.ADAPTER
+    for track in [t for t in state.ledger.waiting.values() if t.latest_s < now_s or t.request.loading is adapter]:
+        request = track.request
+        if request.loading is adapter:
+            track.waits_for = adapter
+        prefill_s = state.prefill_s(view.uncached(request)) + view.load_s(request)
+        waits = request.loading is adapter or view.can_start(request)
+        if track.due_s - prefill_s < now_s and rejectable(request) and waits:
             found.append(track)
     return found
