@@ -38,7 +38,7 @@ from roseinfer.engine.sockets import ClientSockets, PeerSource
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.integrations.kv_events import KvEventsPublisher
 from roseinfer.kv.manager import KvManager
-from roseinfer.priced.build import build_priced
+from roseinfer.priced.build import build_priced, priced_adapter_files
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.processes.start_log import LoggedStages
@@ -108,6 +108,7 @@ def _build(
     files: AdapterFiles | None = None
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
+        files = priced_adapter_files(config.adapters)
         if observer is not None:
             runner = _observed(runner, observer)
     else:

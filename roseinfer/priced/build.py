@@ -6,13 +6,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from roseinfer.core.adapters import AdapterFiles
 from roseinfer.core.clock import SleepingClock
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, ProfileConfig
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.runner import Runner, RunnerFacts, StatePool
 from roseinfer.models.documents import read_config, text_fields
 from roseinfer.models.generation import read_generation_config
+from roseinfer.priced.adapters import AdapterMachine, PricedAdapterFiles
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.file import read_cost
@@ -68,7 +71,8 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     vocabulary = read_vocabulary(tokenizer_folder, _found(model, "vocab_size"), eos_ids)
     limits = StepLimits.of(config.scheduler, max_model_len, config.max_step_drafts)
     factor = next(iter(priced.slow_list), 1.0)
-    machine = Machine(cost, priced.noise, slowdown=((0.0, factor),) if factor != 1 else ())
+    lora, slowdown = AdapterMachine.of(config.adapters), ((0.0, factor),) if factor != 1 else ()
+    machine = Machine(cost, priced.noise, slowdown=slowdown, adapters=lora)
     drawn = DrawnRunner(vocabulary, priced.mean_output_len, limits)
     host_blocks, block_bytes = _host_blocks(config.cache, model)
     facts = RunnerFacts(
@@ -89,8 +93,15 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         experts=cost.experts,
         block_bytes=block_bytes,
         states=None if config.cache.state_slots is None else StatePool(config.cache.state_slots, 0),
+        adapters=None if lora is None else lora.pool,
     )
     return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
+
+
+def priced_adapter_files(config: AdapterConfig) -> AdapterFiles | None:
+    """Return the reader of adapters of a priced engine; None without adapters. No file is opened."""
+    machine = AdapterMachine.of(config)
+    return None if machine is None else PricedAdapterFiles(machine, SleepingClock(), config.named)
 
 
 def check_model_options(config: EngineConfig) -> None:

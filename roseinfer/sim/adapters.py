@@ -8,7 +8,7 @@ from math import isfinite
 from roseinfer.core.config.adapters import DEFAULT_SLOTS_COUNT
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.priced.adapters import AdapterMachine
+from roseinfer.priced.adapters import DEFAULT_RANK_BYTES, AdapterMachine
 from roseinfer.sim.workload import Arrival, zipf_weights
 
 
@@ -20,7 +20,7 @@ class SimulatedAdapterConfig:
     adapter_zipf: float = option(1.0, "the k-th adapter is named with a probability proportional to 1 / k^ZIPF")
     adapter_share: float = option(1.0, "share of the requests that name an adapter")
     lora_slots: int = option(DEFAULT_SLOTS_COUNT, "adapters that run at once")
-    lora_bytes: int = option(87 * 10**6, "size of an adapter; default: rank 16 of an 8B model in 16 bits")
+    lora_bytes: int = option(16 * DEFAULT_RANK_BYTES, "bytes of an adapter; default: rank 16 of an 8B model in 16 bits")
     lora_load_rate: float = option(50.0, "GB per second copied from host memory to a slot")
     lora_read_rate: float = option(1.0, "GB per second read from disk to host memory")
     lora_host_size: float = option(4.0, "GiB of host memory per engine for adapters outside of slots", metavar="GIB")

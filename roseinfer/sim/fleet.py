@@ -9,6 +9,7 @@ from itertools import count
 from math import inf
 from time import perf_counter
 
+from roseinfer.core.adapters import adapter_key
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.promise import Promise
@@ -209,7 +210,7 @@ class SimulatedFleet:
 
     def ask(self, call: FleetRequest) -> RoutingRequest:
         """Return the routing request for what is left of a request now."""
-        slo = call.arrival.slo
+        slo, adapter = call.arrival.slo, call.arrival.adapter
         ttft_s = slo.ttft_s if slo is not None else None
         tpot_s = slo.tpot_s if slo is not None else None
         e2e_s = slo.e2e_s if slo is not None else None
@@ -221,6 +222,8 @@ class SimulatedFleet:
             inf if ttft_s is None or call.life.token_s else ttft_s - (self.now_s - call.life.arrival_s),
             inf if tpot_s is None else tpot_s,
             inf if e2e_s is None else e2e_s - (self.now_s - call.life.arrival_s),
+            adapter=0 if adapter is None else adapter_key(adapter.digest),
+            adapter_bytes=0 if adapter is None else adapter.num_bytes,
         )
 
     def _place(self, call: FleetRequest) -> None:

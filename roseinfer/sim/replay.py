@@ -202,6 +202,8 @@ def _add(line: dict[str, Any]) -> Add:
     outputs = line.pop("outputs", None)
     prior_outputs = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
     generation_prompt_len = line.pop("generation_prompt_len", 0)
+    if line.pop("adapter", None) is not None:
+        raise ConfigError("replay: the recorded requests name LoRA adapters, which a replay does not support")
     meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
     prompt = Prompt(prompt_ids, SequenceParams(**params), meta, generation_prompt_len=generation_prompt_len)
     return Add(name, prompt, n, outputs=prior_outputs)

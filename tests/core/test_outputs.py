@@ -1,6 +1,7 @@
 """Counters of an engine across restarts."""
 
 from roseinfer.core.outputs import (
+    AdapterStats,
     DraftRun,
     DraftStats,
     DraftTally,
@@ -27,7 +28,7 @@ def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
     now = SchedulerStats(*range(13), PolicyStats(0.7), *range(14, 17), GuideStats(*range(8)))
     after = carry_counters(before, now)
     for name in SchedulerStats._fields:
-        if name not in ("guides", "offload", "drafts", "states"):
+        if name not in ("guides", "offload", "drafts", "states", "adapters"):
             earlier = 0 if name in NOW else getattr(before, name)
             assert getattr(after, name) == (getattr(now, name) if name in NOW else earlier + getattr(now, name)), name
     assert carry_counters(SchedulerStats(requests=3), SchedulerStats(requests=4)).requests == 7
@@ -45,6 +46,14 @@ def test_snapshots_go_on_and_slots_are_of_now() -> None:
     assert sum_stats([SchedulerStats(states=before), SchedulerStats(), SchedulerStats(states=now)]).states == (
         5, 7, 9, 47, 58,
     )  # fmt: skip
+
+
+def test_copies_and_reads_of_adapters_go_on() -> None:
+    before, now = AdapterStats(1, 2, 3, 4, 50, 60, 70, 80, 9.0), AdapterStats(5, 6, 7, 8, 9, 10, 11, 12, 1.0)
+    stats = SchedulerStats(adapters=before), SchedulerStats(adapters=now)
+    assert carry_counters(*stats).adapters == (5, 6, 7, 8, 59, 70, 81, 92, 10.0)
+    assert carry_counters(stats[0], SchedulerStats()).adapters == (0, 0, 0, 0, 50, 60, 70, 80, 9.0)
+    assert sum_stats([*stats, SchedulerStats()]).adapters == (6, 8, 10, 12, 59, 70, 81, 92, 10.0)
 
 
 def test_what_went_to_and_came_from_host_memory_goes_on() -> None:

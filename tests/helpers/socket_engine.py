@@ -17,12 +17,14 @@ from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.transport import UnixSocketTransport
+from roseinfer.sched.adapters import AdapterSlots
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import make_core
 from tests.helpers.routed_fleet import NO_BOARD
 from tests.helpers.tokenizers import byte_tokenizer
 
 POOL = AdapterPool(num_slots=8, max_rank=64, slot_bytes=1000, load_bytes_per_s=1e9)
+HOST_BYTES = 10**6
 
 
 class SocketEngine:
@@ -37,7 +39,8 @@ class SocketEngine:
         self._owner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._owner.connect(str(path))
         self._clients = ClientSockets(listener)
-        self._core = make_core(num_blocks=64, block_size=4, vocab_size=256, adapters=adapters)
+        slots = None if adapters is None else AdapterSlots(POOL, adapters, HOST_BYTES)
+        self._core = make_core(num_blocks=64, block_size=4, vocab_size=256, adapters=slots, registry=adapters)
         info = engine_info(adapters=None if adapters is None else POOL)
         if adapters is not None:
             info = replace(info, adapters=tuple(adapters.names.adapters.values()))

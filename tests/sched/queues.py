@@ -79,10 +79,10 @@ class State:
             max_model_len=4096,
             running=tuple(self.running),
             num_waiting=len(self.waiting),
-            waiting=lambda: [request for request in self.waiting if request.status is Status.WAITING],
+            waiting=lambda: [request for request in self.waiting if _can_start(request)],
             members=lambda lead: (lead,),
             uncached=lambda request: len(request.tokens) - self.cached,
-            can_start=lambda request: request.status is Status.WAITING,
+            can_start=_can_start,
             load_s=lambda request: self.load_s,
         )
 
@@ -103,3 +103,7 @@ class State:
 
     def rejected(self, decision: Decision) -> dict[str, Rejection]:
         return {request.request_id: rejection for request, rejection in decision.rejections()}
+
+
+def _can_start(request: Request) -> bool:
+    return request.status is Status.WAITING and not request.loading

@@ -53,3 +53,16 @@ def test_a_sample_whose_load_began_with_its_lead_is_not_named_again() -> None:
     assert next(named) is lead
     loads.loading = Cause.LOAD  # as one of its samples
     assert list(named) == [other]
+
+
+@pytest.mark.parametrize("policy", ["slack", "scorpio"])
+def test_a_request_whose_adapter_comes_too_late_is_rejected_for_it(policy: str) -> None:
+    for load_s, late in ((0.1, False), (0.4, True)):
+        made = state(policy)
+        made.cached, made.load_s = 0, load_s
+        made.wait("lora", 100, ttft_s=0.3).loading = Cause.ADAPTER
+        decision = made.begin()
+        rejected = made.rejected(decision)
+        assert not made.admitted(decision) and list(rejected) == ["lora"] * late
+        if late:
+            assert rejected["lora"].cause is Cause.ADAPTER and rejected["lora"].predicted_ttft_s >= 0.4

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.outputs import (
+    AdapterStats,
     DraftStats,
     DraftTally,
     GuideStats,
@@ -159,6 +160,20 @@ def test_metrics_of_recurrent_states(server: LiveServer) -> None:
     assert server.metric("roseinfer:state_host_slots_usage_perc", **LABELS) == 0.25
     for direction, count in (("CPU_to_GPU", 7), ("GPU_to_CPU", 9)):
         assert server.metric("roseinfer:state_offload_snapshots_total", transfer_type=direction, **LABELS) == count
+
+
+def test_metrics_of_adapters(server: LiveServer) -> None:
+    server.engine.snapshot = SchedulerStats()
+    assert "adapter" not in server.get("/metrics").text, "an engine without slots for adapters"
+    server.engine.snapshot = SchedulerStats(adapters=AdapterStats(2, 8, 1000, 3, 40, 32, 25, 5, 1.5))
+    for name, value in {
+        "roseinfer:adapter_slots_usage_perc": 0.25, "roseinfer:adapter_host_bytes": 1000,
+        "roseinfer:num_requests_waiting_for_adapter": 3, "roseinfer:adapter_loads_total": 40,
+        "roseinfer:adapter_evictions_total": 32, "roseinfer:adapter_read_seconds_total": 1.5,
+    }.items():  # fmt: skip
+        assert server.metric(name, **LABELS) == value, name
+    for result, value in (("read", 20), ("failed", 5)):
+        assert server.metric("roseinfer:adapter_reads_total", result=result, **LABELS) == value
 
 
 def test_steps(server: LiveServer) -> None:

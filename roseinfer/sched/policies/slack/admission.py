@@ -31,7 +31,8 @@ class StepAdmission:
     def run(self) -> None:
         state = self._state
         for track in deadlines.unreachable(state, self._view, self._now_s):
-            self._reject(track, track.first_objective, state.prefill_s(len(track.tokens)))
+            wait_s = state.prefill_s(len(track.tokens)) + self._view.load_s(track.request)
+            self._reject(track, track.first_objective, wait_s)
         if not state.ledger.waiting:
             return
         self._start_aged()

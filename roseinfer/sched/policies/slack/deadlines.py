@@ -183,19 +183,17 @@ def misses_alone(state: SlackState, track: SlackTrack) -> bool:
 def unreachable(state: SlackState, view: View, now_s: float) -> Sequence[SlackTrack]:
     """Return the waiting requests that even an idle machine could no longer serve in time; looks at intervals.
 
-    This is the only place that sees requests which wait for their adapter, and so it names that cause.
+    Only this sees requests that wait for their adapter, and names that cause.
     """
     found = list[SlackTrack]()
     if now_s < state.overdue_again_s:
         return found
     state.overdue_again_s = now_s + state.tuning.refresh_s
-    adapter = Cause.ADAPTER
-    for track in [t for t in state.ledger.waiting.values() if t.latest_s < now_s or t.request.loading is adapter]:
+    for track in [t for t in state.ledger.waiting.values() if t.latest_s < now_s or t.request.loading is Cause.ADAPTER]:
         request = track.request
-        if request.loading is adapter:
-            track.waits_for = adapter
+        if lacks_adapter := request.loading is Cause.ADAPTER:
+            track.waits_for = Cause.ADAPTER
         prefill_s = state.prefill_s(view.uncached(request)) + view.load_s(request)
-        waits = request.loading is adapter or view.can_start(request)
-        if track.due_s - prefill_s < now_s and rejectable(request) and waits:
+        if track.due_s - prefill_s < now_s and rejectable(request) and (lacks_adapter or view.can_start(request)):
             found.append(track)
     return found
