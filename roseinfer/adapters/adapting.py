@@ -1,5 +1,6 @@
 """Layers of a model that adapters may change, recorded while the model is loaded."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,14 @@ from typing import Protocol
 import torch
 
 from roseinfer.adapters.matmul import AdaptedMatmul
-from roseinfer.adapters.reader import AdapterFile, LowRank, some_of
+from roseinfer.adapters.reader import MAX_ALONE_ELEMENTS, AdapterFile, LowRank, is_finite, some_of
 from roseinfer.adapters.slots import DeviceSlots, HostAdapter, LayerShape, LayerSlots
 from roseinfer.adapters.step import StepAdapters
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, WeightPiece
+
+log = logging.getLogger(__name__)
 
 # Files may hold float64.
 _MAX_ITEM_BYTES = 8
@@ -31,9 +34,14 @@ class _Module:
     def outs(self) -> int:
         return sum(piece.outs.width for piece in self.pieces)
 
-    def rows_of(self, b: torch.Tensor) -> torch.Tensor:
-        """Return this process's rows of B."""
-        return torch.cat([b[piece.outs.start : piece.outs.start + piece.outs.width] for piece in self.pieces])
+    def fill(self, change: LowRank, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Fill A [rank, in] and B [outs, rank] of this process's part."""
+        ins, start = self.pieces[0].ins, 0
+        _copy(change.a[:, ins.start : ins.start + ins.width], a)
+        for piece in self.pieces:
+            rows = change.b[piece.outs.start : piece.outs.start + piece.outs.width]
+            _copy(rows, b[start : start + piece.outs.width], change.scale)
+            start += piece.outs.width
 
 
 class AdaptedProduct(Matmul, Protocol):
@@ -43,7 +51,11 @@ class AdaptedProduct(Matmul, Protocol):
 
 
 class Adapting:
-    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step."""
+    """`LayerAdapting` of one model. `step`: adapters of the rows of the current step. `model`: name of the model, as
+    the user gives it; empty if unknown.
+    """
+
+    model: str = ""
 
     def __init__(self, prefixes: Iterable[str], device: torch.device) -> None:
         """prefixes: of tensors' names, which adapters of the same model may have or lack. device: the model's."""
@@ -111,13 +123,19 @@ class Adapting:
             for number, module in enumerate(layer):
                 change = changes.get(module.name)
                 if host is not None and change is not None:
-                    ins = module.pieces[0].ins
-                    host.a[number, : change.rank].copy_(change.a[:, ins.start : ins.start + ins.width])
-                    host.b[start : start + module.outs, : change.rank].copy_(module.rows_of(change.b))
+                    b = host.b[start : start + module.outs, : change.rank]
+                    module.fill(change, host.a[number, : change.rank], b)
                 start += module.outs
-        if not bool(made.flat.isfinite().all()):
+        if not is_finite(made.flat):
             raise UnsupportedModelError(f"{file.folder}: numbers beyond {str(dtype).removeprefix('torch.')}")
+        self._warn_of_other_base(file)
         return made
+
+    def _warn_of_other_base(self, file: AdapterFile) -> None:
+        """Log the base that the adapter names if it has another name than the model. Shapes alone decide."""
+        base = file.config.base
+        if base and self.model and _last_part(base) != _last_part(self.model):
+            log.warning("the adapter in %s was trained on %r, and the model is %r", file.folder, base, self.model)
 
     def _matched(self, file: AdapterFile) -> dict[str, LowRank]:
         """Return the changes by the names of modules."""
@@ -140,6 +158,17 @@ class Adapting:
                 f"{file.folder}: the model has no linear layer that adapters may change called {some_of(unmatched)}"
             )
         return found
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, scale: float | None = None) -> None:
+    """Copy a matrix, multiplied in float32 if there is a scale, without other threads."""
+    rows = max(1, MAX_ALONE_ELEMENTS // max(1, source.shape[1]))
+    for part, into in zip(source.split(rows), target.split(rows), strict=True):
+        into.copy_(part if scale is None else part.to(torch.float32) * scale)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 def _misfit(change: LowRank, piece: WeightPiece) -> str | None:

@@ -1,6 +1,7 @@
 """Reader of LoRA adapters in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +25,16 @@ _MAX_NAMED_COUNT = 5
 # No model has longer names. Patterns of a config take time that grows with the third power of the length.
 MAX_NAME_CHARS = 256
 MAX_TENSOR_COUNT = 1 << 16
+# PyTorch computes so many elements in the calling thread. More threads would take the cores of a running step.
+MAX_ALONE_ELEMENTS = 1 << 15
 
 
 class LowRank(NamedTuple):
-    """Change of a matrix [out, in] by B @ A in float32: a [rank, in], b [out, rank], which includes the scale."""
+    """Change of a matrix [out, in] by scale * B @ A: a [rank, in], b [out, rank], as the file stores them."""
 
     a: torch.Tensor
     b: torch.Tensor
+    scale: float
 
     @property
     def rank(self) -> int:
@@ -138,10 +142,17 @@ def _change(module: str, pair: Mapping[str, torch.Tensor], config: PeftConfig) -
         rank = config.rank_of(module)
         if pair[side].ndim != 2 or pair[side].shape["AB".index(side)] != rank:
             raise _TensorError(f"tensor {name} is {list(pair[side].shape)}, but the config says rank {rank}")
-        if not bool(pair[side].isfinite().all()):
+        if not is_finite(pair[side]):
             raise _TensorError(f"tensor {name} holds NaN or infinity")
-    scale = config.scale_of(module)
-    return LowRank(pair["A"].float(), pair["B"].float() * scale)
+    return LowRank(pair["A"], pair["B"], config.scale_of(module))
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return True without NaN and infinity. Both show in the extremes, whose search is many times as fast as
+    `isfinite`.
+    """
+    parts = tensor.reshape(-1).split(MAX_ALONE_ELEMENTS) if tensor.numel() else ()
+    return all(math.isfinite(extreme.item()) for part in parts for extreme in torch.aminmax(part))
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], config: PeftConfig) -> str:

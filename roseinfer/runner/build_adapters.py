@@ -50,6 +50,7 @@ def with_slots(
     except (MemoryError, RuntimeError) as error:
         raise ConfigError(f"out of memory for {options.slots} LoRA adapters of rank {max_rank}; {lower}") from error
     adapting.attach(slots)
+    adapting.model = config.model.model
     memory = AdapterMemory(adapting, slots, max_rank, processes, on_read)
     for name, path in options.named.items():
         memory.read_now(name, path)

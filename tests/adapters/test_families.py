@@ -6,6 +6,7 @@ from roseinfer.core.errors import ConfigError
 from tests.adapters.driving import Driver, assert_close, build
 from tests.adapters.test_equivalence import prompt
 from tests.helpers.checkpoints import EXPERTS, make_reference, save_reference
+from tests.helpers.gguf_files import write_model
 from tests.helpers.lora_folders import linear_shapes, merge, write_adapter
 from tests.helpers.mtp_reference import MtpReference
 
@@ -83,3 +84,14 @@ def test_other_layers_are_refused_by_name(family, module, shape, tmp_path):
     write_adapter(tmp_path / "a", {module: shape})
     with pytest.raises(ConfigError, match=rf"lora 'a': .*no linear layer that adapters may change called {module}$"):
         build(model, f"a={tmp_path / 'a'}")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
+def test_a_gguf_model_takes_the_same_adapters(family, tmp_path):
+    reference = make_reference(family)
+    model = save_reference(reference, tmp_path / "model")
+    changes = write_adapter(tmp_path / "one", linear_shapes(model), size=0.3)
+    merged = Driver(build(merge(model, changes, tmp_path / "merged")))
+    file = write_model(tmp_path / "model.gguf", reference)
+    driver = Driver(build(file, f"one={tmp_path / 'one'}"))
+    assert_close(driver.run([(prompt(9, 1), "one")])[0], merged.run([(prompt(9, 1), None)])[0])

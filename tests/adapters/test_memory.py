@@ -183,6 +183,17 @@ def test_numbers_beyond_the_models_dtype_are_refused(model: Path, folder: Path) 
     build(model, f"a={folder}")
 
 
+def test_another_base_is_a_warning(model: Path, folder: Path, caplog) -> None:
+    path = folder / "adapter_config.json"
+    given = json.loads(path.read_text())
+    for base, warned in (("Meta/Llama-8B", False), ("meta/llama-8b/", False), ("Qwen/Qwen3-8B", True), (None, False)):
+        path.write_text(json.dumps({**given, "base_model_name_or_path": base}))
+        caplog.clear()
+        build(model, f"a={folder}", model={"model": "some/Llama-8B"})
+        assert ("was trained on 'Qwen/Qwen3-8B', and the model is 'some/Llama-8B'" in caplog.text) == warned
+        assert warned or "was trained on" not in caplog.text
+
+
 def test_names_may_have_any_known_prefix(model: Path, tmp_path: Path) -> None:
     found = []
     for number, prefix in enumerate(("model.", "", "model.language_model.", "language_model.model.")):
