@@ -12,6 +12,7 @@ from typing import Any
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.config.hub import load_tokenizer
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
@@ -38,6 +39,7 @@ class Stream:
     error: RoseinferError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     events: list[Event] = field(default_factory=list)
+    cached_tokens: int = 0
 
     def put(self, chunk: SequenceChunk) -> None:
         assert chunk.index not in self.ends, "no chunk after the last"
@@ -45,6 +47,7 @@ class Stream:
         self.ids.setdefault(chunk.index, []).extend(chunk.token_ids)
         assert len(self.ids[chunk.index]) == chunk.num_output_tokens
         self.events += chunk.events or []
+        self.cached_tokens += chunk.cached_tokens
         if chunk.finish_reason is not None:
             self.ends[chunk.index] = chunk.finish_reason
             if len(self.ends) == self.request.n:
@@ -130,12 +133,15 @@ async def ended(streams: Sequence[Stream]) -> None:
 
 
 @asynccontextmanager
-async def live_fleet(engines: int, make: type[ProcessTransport] = ProcessTransport) -> AsyncIterator[LiveFleet]:
+async def live_fleet(
+    engines: int, make: type[ProcessTransport] = ProcessTransport, adapters: AdapterConfig | None = None
+) -> AsyncIterator[LiveFleet]:
     """Start `engines` engines; `make` is the transport that starts a process."""
     config = EngineConfig(
         model=ModelConfig(model="tiny", device="cpu", threads=1),
         cache=CacheConfig(num_kv_blocks=512),
         scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=256),
+        adapters=adapters or AdapterConfig(),
     )
     supervisor = EngineSupervisor(config, ReplicasConfig(replicas=engines), stall_s=60.0, make=make)
     tokenizer = load_tokenizer(config.model)

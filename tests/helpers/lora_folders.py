@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from roseinfer.config.hub import model_folder
+from roseinfer.core.config.engine import ModelConfig
+
 PREFIX = "base_model.model."
 _TRANSPOSED = re.compile(r"\bh\.\d+\.")  # GPT-2's layers are [in, out]
 Shapes = Mapping[str, tuple[int, int]]  # path of a module -> outputs, inputs
@@ -64,6 +67,12 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return changes
+
+
+def write_tiny_adapter(folder: Path, seed: int, rank: int = 4) -> None:
+    """Write an adapter that changes the embedded model's answers."""
+    shapes = linear_shapes(model_folder(ModelConfig(model="tiny")), "q_proj|v_proj|down_proj")
+    write_adapter(folder, shapes, seed=seed, rank=rank)
 
 
 def merge(model: Path, changes: Mapping[str, torch.Tensor], into: Path) -> Path:
