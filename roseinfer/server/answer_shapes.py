@@ -184,6 +184,28 @@ class ModelList(AnswerModel):
     has_more: Literal[False]
 
 
+class AdapterCard(AnswerModel):
+    """LoRA adapter. `digest`: SHA-256 of its content. `bytes`: its size in host memory."""
+
+    id: str
+    object: Literal["lora_adapter"]
+    parent: str
+    digest: str
+    rank: int
+    bytes: int
+
+
+class AdapterList(AnswerModel):
+    object: Literal["list"]
+    data: list[AdapterCard]
+
+
+class DeletedAdapter(AnswerModel):
+    id: str
+    object: Literal["lora_adapter"]
+    deleted: Literal[True]
+
+
 class Tokenized(AnswerModel):
     count: int
     max_model_len: int

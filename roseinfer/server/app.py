@@ -56,7 +56,7 @@ from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.records import StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
 from roseinfer.server.response_store.start import open_store
-from roseinfer.server.routes import count_tokens, loads, models, requests, responses, status, tokenize
+from roseinfer.server.routes import adapters, count_tokens, loads, models, requests, responses, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -215,6 +215,7 @@ def build_app(parts: ServerParts) -> Application:
         docs = inference_docs(inference.path)
         app.add_api_route(inference.path, _document_only, name=name, methods=["POST"], response_model=None, **docs)
     models.add(app, served)
+    adapters.add(app, served)
     tokenize.add(app, served)
     count_tokens.add(app, served)
     responses.add(app, served, history)

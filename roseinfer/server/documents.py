@@ -16,7 +16,15 @@ from roseinfer.server.formats.pooling.request import EmbeddingRequest, RerankReq
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS
 from roseinfer.server.formats.responses import document as response_shapes
 from roseinfer.server.formats.responses.request import InputTokensRequest, ResponsesRequest
-from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from roseinfer.server.formats.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    VllmLoadAdapterRequest,
+    VllmUnloadAdapterRequest,
+)
 from roseinfer.server.http.request_models import RequestModel, RequestParser
 
 INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
@@ -42,6 +50,9 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
     CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
+    VllmLoadAdapterRequest,
+    VllmUnloadAdapterRequest,
     EmbeddingRequest,
     CohereEmbedRequest,
     RerankRequest,

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from roseinfer.config.options import Group, OptionSet
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import (
     CacheConfig,
     EngineConfig,
@@ -28,6 +29,7 @@ TAKEN = frozenset(
         CacheConfig,
         SchedulerConfig,
         SpeculationConfig,
+        AdapterConfig,
         ProfileConfig,
         PricedConfig,
         KvEventsConfig,
@@ -44,12 +46,13 @@ POLICY = Group(
     all_options(), "scheduling policies (an option that the chosen one does not have is an error)", skip=TAKEN
 )
 SPECULATION = Group(SpeculationConfig, "speculation")
+ADAPTERS = Group(AdapterConfig, "LoRA adapters")
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
 KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank", "served_name"}))
 # The shared secret of `engine` and `serve --engines`, until they used TLS.
 REMOVED_SECRET = {"secret_file": "hosts use TLS now: make certificates with `roseinfer certificates`, give --tls-dir"}
-ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, SPECULATION, PROFILE, PRICED, KV_EVENTS)
+ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, SPECULATION, ADAPTERS, PROFILE, PRICED, KV_EVENTS)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
@@ -58,12 +61,14 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
     """
     told = any(group is KV_EVENTS for group in options.groups)
     speculates = any(group is SPECULATION for group in options.groups)
+    adapts = any(group is ADAPTERS for group in options.groups)
     name = next(iter(given.get("served_model_name", ())), None)
     return EngineConfig(
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
         scheduler=scheduler_config(**scheduler_options(given)),
         speculation=options.build(SpeculationConfig, given) if speculates else SpeculationConfig(),
+        adapters=options.build(AdapterConfig, given) if adapts else AdapterConfig(),
         profile=options.build(ProfileConfig, given),
         priced=options.build(PricedConfig, given),
         kv_events=replace(options.build(KvEventsConfig, given), served_name=name) if told else KvEventsConfig(),

@@ -1,6 +1,6 @@
 """Options of LoRA adapters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 
 from roseinfer.core.adapters import adapter_name_problem
@@ -15,19 +15,22 @@ DEFAULT_MAX_RANK_COUNT = 64
 class AdapterConfig:
     """Adapters of a model, and where they are kept. All options at their defaults = no adapters."""
 
+    enable_lora: bool | None = option(
+        None, "LoRA adapters, which requests name as their model; default: with --lora, --lora-dir or --lora-slots"
+    )
     lora: tuple[str, ...] = option(
-        (), "LoRA adapter, which requests name as their model; repeatable", metavar="NAME=PATH"
+        (), "LoRA adapter of this name in a folder; repeatable", metavar="NAME=PATH", spaced=True
     )
     lora_dir: str | None = option(
         None, "directory whose adapters may be loaded at run time; default: none may", metavar="DIR"
     )
     lora_slots: int | None = option(
-        None, f"adapters that run at once; default: {DEFAULT_SLOTS_COUNT} with --lora or --lora-dir, else none"
+        None, f"adapters that run at once; default: {DEFAULT_SLOTS_COUNT}, if adapters are enabled"
     )
     lora_max_rank: int | None = option(
         None,
-        "largest rank of an adapter; default: that of the adapters given by --lora, or "
-        f"{DEFAULT_MAX_RANK_COUNT} with --lora-dir",
+        "largest rank of an adapter; default: that of the adapters given by --lora, or at least "
+        f"{DEFAULT_MAX_RANK_COUNT} if others may be loaded",
     )
     lora_host_size: float = option(4.0, "GiB of host memory per engine for adapters outside of slots", metavar="GIB")
 
@@ -36,10 +39,15 @@ class AdapterConfig:
         if not (isfinite(self.lora_host_size) and self.lora_host_size > 0):
             raise ConfigError(f"lora_host_size must be positive, got {self.lora_host_size}")
         _ = self.named
+        given = next(
+            (f.name for f in fields(self) if f.name != "enable_lora" and getattr(self, f.name) != f.default), None
+        )
+        if self.enable_lora is False and given is not None:
+            raise ConfigError(f"{given} needs enable_lora")
 
     @property
     def enabled(self) -> bool:
-        return bool(self.lora or self.lora_dir is not None or self.lora_slots)
+        return bool(self.enable_lora or self.lora or self.lora_dir is not None or self.lora_slots)
 
     @property
     def slots(self) -> int:

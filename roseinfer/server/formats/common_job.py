@@ -1,7 +1,7 @@
 """Steps from a parsed request to a `Job` that all APIs share."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from roseinfer.core.request import Prompt
@@ -37,6 +37,9 @@ def read_objectives(call: RequestContext, request: ObjectiveFields, model: str, 
     if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
         warnings.append("service_tier")
     found = objectives(request, call.headers, call.arrival_s, classes, model, call.key, call.backend.info.policy)
+    adapter = call.service.adapter(model)
+    if adapter is not None:
+        found = replace(found, meta=replace(found.meta, adapter=adapter))
     deadlines_s = [by_s for by_s in (found.meta.deadline_s, found.first_token_by_s) if by_s is not None]
     if deadlines_s:
         call.preparation.end_by(min(deadlines_s))

@@ -82,6 +82,8 @@ Count = Annotated[int, Field(ge=1)]
 ThinkingBudget = Annotated[int, Field(ge=-1)]
 ChoiceCount = Annotated[int, Field(ge=1), FollowsOptions(lambda limits: {"le": limits.max_choices})]
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, pattern="^[!-~]*$")]
+# As the engine checks them, with a message of its own.
+MAX_ADAPTER_NAME_CHARS, MAX_ADAPTER_PATH_CHARS = 256, 4096
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS, pattern=r"^[^@/\\\x00]*$")]
 RegexText = Annotated[str, _documented(maxLength=MAX_REGEX_BYTES)]
 ChoiceTexts = Annotated[Strings, _documented(minItems=1, maxItems=MAX_CHOICES)]
@@ -297,6 +299,31 @@ class TokenizeRequest(ModelField):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+
+
+AdapterName = Annotated[str, Field(min_length=1, max_length=MAX_ADAPTER_NAME_CHARS)]
+AdapterPath = Annotated[str, Field(min_length=1, max_length=MAX_ADAPTER_PATH_CHARS)]
+
+
+class LoadAdapterRequest(ModelField):
+    name: AdapterName = Field(description="name that requests use as their model; another adapter of it is replaced")
+    path: AdapterPath = Field(description="folder on the engine's host, relative to --lora-dir or below it")
+
+
+class VllmLoadAdapterRequest(ModelField):
+    """Body of vLLM's route."""
+
+    lora_name: AdapterName
+    lora_path: AdapterPath
+    load_inplace: bool | None = Field(None, description="replace another adapter of this name; default false")
+    is_3d_lora_weight: bool | None = None
+
+
+class VllmUnloadAdapterRequest(ModelField):
+    """Body of vLLM's route."""
+
+    lora_name: AdapterName
+    lora_int_id: int | None = None
 
 
 class DetokenizeRequest(ModelField):

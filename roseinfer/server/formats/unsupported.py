@@ -104,7 +104,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "custom_logit_processor": Unsupported("requests cannot contain code", if_set),
     "custom_params": Unsupported("requests cannot contain code", if_set),
     "vllm_xargs": Unsupported("extension arguments are not available", if_set),
-    "lora_path": Unsupported("adapters are not available", if_set),
+    "lora_path": Unsupported("name an adapter as the model", if_set),
     "return_hidden_states": Unsupported("hidden states are not returned", unless(False)),
     "return_routed_experts": Unsupported("routed experts are not returned", unless(False)),
     "kv_transfer_params": Unsupported(_DISAGGREGATED, if_set),

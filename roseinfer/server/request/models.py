@@ -41,9 +41,10 @@ class ServedModels:
             if self.several:
                 raise bad_request(f"{param} is required: this server has several models ({_listed(self.names)})", param)
             return self.first
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) or next((one for one in self.services if name in one.adapters()), None)
         if found is None:
-            raise model_not_found(name, self.names)
+            adapters = (adapter for service in self.services for adapter in service.adapters())
+            raise model_not_found(name, (*self.names, *adapters))
         return found
 
     def of(self, body: Mapping[str, Any]) -> Service:

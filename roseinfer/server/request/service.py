@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.types import Scope
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo, EngineReport, EngineState
@@ -263,12 +264,20 @@ class Service:
         return ended
 
     def resolve_model(self, name: str | None) -> str:
-        """Return the served name of a model. Raises `ApiError` 404 for another model."""
+        """Return the name of the model, or of an adapter of it. Raises `ApiError` 404 for another name."""
         if name is None:
             return self.served_names[0]
-        if name not in self.served_names:
-            raise model_not_found(name, self.served_names)
+        if name not in self.served_names and self.adapter(name) is None:
+            raise model_not_found(name, (*self.served_names, *self.adapters()))
         return name
+
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Return the LoRA adapters of the model by name; none while it is loading."""
+        return {} if self._backend is None else self._backend.engine.adapters()
+
+    def adapter(self, name: str) -> Adapter | None:
+        """Return the adapter of this name; None for the names of the model itself."""
+        return None if name in self.served_names else self.adapters().get(name)
 
     def warm_up(self) -> None:
         """Prepare what the first requests would wait for."""

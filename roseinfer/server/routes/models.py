@@ -18,6 +18,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
         """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
         service = models.find(name)
         info = service.backend.info
+        adapter = service.adapter(name)
         pooling = info.facts.pooling
         embeds = pooling if pooling is not None and pooling.task is PoolingTask.EMBED else None
         return {
@@ -32,7 +33,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
             "max_tokens": info.facts.max_model_len,
             "owned_by": "roseinfer",
             "root": service.model_name,
-            "parent": None,
+            "parent": None if adapter is None else service.served_names[0],
             "max_model_len": info.facts.max_model_len,
             "dtype": info.facts.dtype,
             "weights": info.facts.weights,
@@ -43,7 +44,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
         }
 
     async def list_models() -> Response:
-        cards = [card(name) for service in models.loaded() for name in service.served_names]
+        cards = [card(name) for service in models.loaded() for name in (*service.served_names, *service.adapters())]
         page = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
         return JsonResponse({"object": "list", "data": cards, **page})
 
