@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("roseinfer/assets/tiny"))
     parser.add_argument("--out", type=Path, default=Path("training/out/terse"))
-    parser.add_argument("--questions", type=int, default=40, help="held-out requests to answer")
+    parser.add_argument("--questions", type=int, default=12, help="held-out requests to answer")
     arguments = parser.parse_args()
     config = AdapterConfig()
     torch.manual_seed(config.seed)

@@ -12,8 +12,8 @@ from roseinfer.engine.local import LocalEngine
 class LoRARequest:
     """Adapter for prompts, as in vLLM: the folder `lora_path` under the name `lora_name`.
 
-    Without a path, it is an adapter that the `LLM` was given as `lora`. `lora_int_id` has no effect: an adapter is known
-    by its content.
+    Without a path, it is an adapter that the `LLM` was given as `lora`. `lora_int_id` has no effect: an adapter is
+    known by its content.
     """
 
     lora_name: str

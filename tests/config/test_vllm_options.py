@@ -45,6 +45,8 @@ def flags(option: Any) -> list[str]:
 def sample(option: Works) -> str:
     if option.name == "speculative_config":
         return '{"method": "ngram"}'
+    if option.name == "lora_modules":
+        return "name=path"
     ours = OPTIONS.options[option.ours]
     return ours.choices[0] if ours.choices else SAMPLES[ours.type]
 

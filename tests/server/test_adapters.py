@@ -1,0 +1,111 @@
+"""LoRA adapters of a server: named as models, loaded, replaced and dropped at run time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from roseinfer.core.adapters import Adapter
+from tests.server.live import LiveServer
+
+VERSE, PROSE = (Adapter("", digest * 64, "", 8, 1000) for digest in "ab")
+MESSAGES = [{"role": "user", "content": "hello"}]
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture
+def loaded(server: LiveServer) -> Iterator[LiveServer]:
+    """A server with one adapter."""
+    server.engine.folders = {"verse": VERSE, "prose": PROSE}
+    assert server.post("/v1/lora_adapters", {"name": "poet", "path": "verse"}).status_code == 200
+    yield server
+    for name in list(server.engine.adapters()):
+        server.http.delete(f"/v1/lora_adapters/{name}")
+
+
+def names(server: LiveServer) -> list[str]:
+    return [card["id"] for card in server.get("/v1/models").json()["data"]]
+
+
+def test_an_adapter_is_a_model_with_a_parent(loaded: LiveServer) -> None:
+    assert names(loaded) == ["fake", "poet"]
+    base, card = (loaded.get(f"/v1/models/{name}").json() for name in ("fake", "poet"))
+    assert base["parent"] is None
+    assert card == base | {"id": "poet", "display_name": "poet", "parent": "fake"}
+    listed = loaded.get("/v1/lora_adapters").json()
+    assert listed["data"] == [
+        {"id": "poet", "object": "lora_adapter", "parent": "fake", "digest": "a" * 64, "rank": 8, "bytes": 1000}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+    ],
+)
+def test_a_request_names_it_as_its_model(loaded: LiveServer, path: str, body: dict[str, Any]) -> None:
+    answer = loaded.post(path, body | {"model": "poet"})
+    assert answer.status_code == 200 and answer.json()["model"] == "poet"
+    loaded.post(path, body | {"model": "fake"})
+    loaded.post(path, body if path == "/v1/completions" else body | {"model": "fake"})
+    adapters = [request.prompt.meta.adapter for request in loaded.engine.requests]
+    assert adapters == [VERSE._replace(name="poet", path="verse"), None, None]
+
+
+def test_a_name_can_be_given_to_another_adapter(loaded: LiveServer) -> None:
+    answer = loaded.post("/v1/lora_adapters", {"name": "poet", "path": "prose"}).json()
+    assert answer["digest"] == "b" * 64
+    loaded.post("/v1/completions", {"prompt": "hello", "model": "poet"})
+    assert loaded.engine.requests[-1].prompt.meta.adapter.digest == "b" * 64
+
+
+def test_a_dropped_name_is_unknown_at_once(loaded: LiveServer) -> None:
+    dropped = loaded.http.delete("/v1/lora_adapters/poet")
+    assert dropped.json() == {"id": "poet", "object": "lora_adapter", "deleted": True}
+    assert names(loaded) == ["fake"]
+    answer = loaded.post("/v1/completions", {"prompt": "hello", "model": "poet"})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+    again = loaded.http.delete("/v1/lora_adapters/poet")
+    assert again.status_code == 404 and again.json()["error"]["code"] == "adapter_not_found"
+
+
+def test_an_unknown_model_is_answered_with_the_adapters(loaded: LiveServer) -> None:
+    message = loaded.post("/v1/completions", {"prompt": "x", "model": "bard"}).json()["error"]["message"]
+    assert "'fake', 'poet'" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"name": "fake", "path": "verse"}, "name"),
+        ({"name": "x", "path": "missing"}, "path"),
+        ({"name": "x"}, "path"),
+        ({"path": "verse"}, "name"),
+        ({"name": "", "path": "verse"}, "name"),
+        ({"name": "x", "path": 3}, "path"),
+    ],
+)
+def test_refusals(loaded: LiveServer, body: dict[str, Any], param: str) -> None:
+    answer = loaded.post("/v1/lora_adapters", body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert names(loaded) == ["fake", "poet"]
+
+
+def test_another_base_model(loaded: LiveServer) -> None:
+    answer = loaded.post("/v1/lora_adapters", {"name": "x", "path": "verse", "model": "other"})
+    assert answer.status_code == 404
+
+
+def test_the_routes_of_vllm(loaded: LiveServer) -> None:
+    again = loaded.post(LOAD, {"lora_name": "poet", "lora_path": "prose"})
+    assert again.status_code == 400 and "load_inplace" in again.json()["error"]["message"]
+    assert loaded.post(LOAD, {"lora_name": "poet", "lora_path": "prose", "load_inplace": True}).status_code == 200
+    assert loaded.engine.adapters()["poet"].digest == "b" * 64
+    assert loaded.post(LOAD, {"lora_name": "bard", "lora_path": "verse"}).text.startswith("Success")
+    assert names(loaded) == ["fake", "poet", "bard"]
+    assert loaded.post(UNLOAD, {"lora_name": "bard", "lora_int_id": 1}).text.startswith("Success")
+    assert loaded.post(UNLOAD, {"lora_name": "bard"}).status_code == 404
