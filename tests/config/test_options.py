@@ -13,6 +13,7 @@ from roseinfer.config.file import load_file
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.config.parser import OptionParser, with_dashes
 from roseinfer.config.readers import parse_int
+from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.engine import (
     CacheConfig,
     EngineConfig,
@@ -258,6 +259,7 @@ OWN = (
     CacheConfig,
     SchedulerConfig,
     SpeculationConfig,
+    AdapterConfig,
     ProfileConfig,
     PricedConfig,
     KvEventsConfig,
@@ -281,7 +283,7 @@ def test_own_options_round_trip_and_are_described(kind):
 
 def test_the_parts_of_the_engines_config_are_all_own():
     parts = {f.default_factory for f in dataclasses.fields(EngineConfig)} - {dataclasses.MISSING}
-    assert parts <= set(OWN) and len(parts) == 7
+    assert parts <= set(OWN) and len(parts) == 8
 
 
 def test_one_name_one_home():

@@ -166,7 +166,7 @@ def test_a_config_file_may_have_vllms_options(parser, tmp_path, capsys):
     file = tmp_path / "vllm.yaml"
     file.write_text(
         "model: m\nserved-model-name: [a, b]\nmax-model-len: auto\ndtype: half\ndata-parallel-size: 2\n"
-        "pipeline_parallel_size: 1\ntrust-remote-code: true\nenable-lora: false\ndisable-log-requests: true\n"
+        "pipeline_parallel_size: 1\ntrust-remote-code: true\nenable-prompt-adapter: false\ndisable-log-requests: true\n"
     )
     given = OPTIONS.read(parser.parse_args(["--config", str(file), "--served-model-name", "c", "d"]))
     assert given == {
@@ -183,7 +183,7 @@ def test_a_config_file_may_have_vllms_options(parser, tmp_path, capsys):
         "default_chat_template_kwargs": '{"enable_thinking": false}',
         "override_generation_config": '{"top_k": 5}',
     }
-    for option, value in (("enable_lora", True), ("quantization", "awq"), ("disable-log-requests", "often")):
+    for option, value in (("enable_prompt_adapter", True), ("quantization", "awq"), ("disable-log-requests", "often")):
         wrong = tmp_path / "wrong.json"
         wrong.write_text(json.dumps({option: value}))
         with pytest.raises(ConfigError, match=f"wrong.json: {option}.*(not supported|expected true or false)"):
@@ -197,7 +197,7 @@ def test_our_flag_wins_over_vllms(parser):
 
 def test_options_as_keyword_arguments():
     translation = Translation()
-    for name, value in {"dtype": "half", "trust_remote_code": True, "max_model_len": -1, "enable_lora": False}.items():
+    for name, value in {"dtype": "half", "trust_remote_code": True, "max_model_len": -1, "enable_sleep_mode": False}.items():
         translation.add(name, value)
     assert translation.options == {"dtype": "float16", "max_model_len": None}
     assert translation.notes == ["trust_remote_code is ignored: no code that comes with a model is run"]

@@ -24,9 +24,12 @@ from tests.test_public_face import run_python
         ({"max_model_len": "auto", "seed": None}, {}),
         ({"num_gpu_blocks_override": 64}, {"num_kv_blocks": 64}),
         ({"tokenizer": Path("a/b"), "scheduling_policy": "fcfs"}, {"tokenizer": "a/b", "scheduling_policy": "fifo"}),
-        ({"pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_lora": False}, {}),
+        ({"pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_sleep_mode": False}, {}),
         ({"speculative_config": None, "task": "generate", "tokenizer_mode": "auto"}, {"runner": "generate"}),
         ({"task": "embed"}, {"runner": "pooling"}),
+        ({"enable_lora": True, "max_loras": 4}, {"enable_lora": True, "lora_slots": 4, "lora_dir": "/"}),
+        ({"enable_lora": True, "lora_dir": "x"}, {"enable_lora": True, "lora_dir": "x"}),
+        ({"enable_lora": False}, {"enable_lora": False}),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}, {"speculation": "ngram,tokens=4"}),
         ({"unknown": 1}, {"unknown": 1}),
     ],
@@ -45,7 +48,7 @@ def test_an_override_of_the_generation_config_sets_the_default_sampling() -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"enable_lora": True},
+        {"enable_lora_bias": True},
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"tokenizer_mode": "mistral"},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from roseinfer import LLM, RequestOutput, SamplingParams, Slo, StructuredOutputsParams
+from roseinfer import LLM, LoRARequest, RequestOutput, SamplingParams, Slo, StructuredOutputsParams
 from roseinfer.core.errors import InvalidRequestError
 
 SHORT = SamplingParams(max_tokens=2, temperature=0.0)
@@ -130,7 +130,10 @@ def test_wrong_prompts(llm: LLM, prompts: Any, message: str) -> None:
         ({"sampling_params": [SHORT, "x"]}, "sampling_params must be .*; got a list with str"),
         ({"sampling_params": [SHORT]}, "sampling_params has 1 entries for 2 prompts"),
         ({"slo": [Slo(ttft_s=1.0)]}, "slo has 1 entries for 2 prompts"),
-        ({"lora_request": object()}, "lora_request is not supported"),
+        ({"lora_request": object()}, "lora_request must be LoRARequest, or a list of them; got object"),
+        ({"lora_request": [None]}, "lora_request has 1 entries for 2 prompts"),
+        ({"lora_request": LoRARequest("x")}, "names no path, and no adapter is 'x'"),
+        ({"lora_request": LoRARequest("x", 1, "y")}, "this engine serves no LoRA adapters"),
         ({"priority": [0, 1]}, "priority is not supported by the scheduling policy fifo"),
         ({"tokenization_kwargs": {"truncation": True}}, "tokenization_kwargs: truncation is not supported"),
     ],
