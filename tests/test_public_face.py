@@ -17,6 +17,7 @@ PUBLIC = [
     "EmbeddingOutput",
     "FinishReason",
     "LLM",
+    "LoRARequest",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",

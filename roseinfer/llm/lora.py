@@ -1,5 +1,6 @@
 """LoRA adapters of an `LLM`: which adapter each prompt of a call uses."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,11 +50,11 @@ class LocalAdapters:
     def _adapter(self, wanted: LoRARequest | None) -> Adapter | None:
         if wanted is None:
             return None
-        known = self._engine.adapters().get(wanted.lora_name)
-        if known is not None and wanted.lora_path in ("", known.path):
+        known, path = self._engine.adapters().get(wanted.lora_name), os.path.abspath(wanted.lora_path)
+        if known is not None and (not wanted.lora_path or path == known.path):
             return known
         if not wanted.lora_path:
             raise InvalidRequestError(
                 f"lora_request names no path, and no adapter is {wanted.lora_name!r}", "lora_request"
             )
-        return self._engine.put_adapter(wanted.lora_name, wanted.lora_path)
+        return self._engine.put_adapter(wanted.lora_name, path)

@@ -51,7 +51,9 @@ RUNNABLE = {line: words for line, words in RUNNABLE.items() if not NOT_RUN & {*w
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with RealServer("--max-model-len", "512") as server:  # the model ends few answers by itself
+    adapters = ROOT / "roseinfer" / "assets"
+    options = ("--lora", f"terse={adapters / 'terse'}", "--lora-dir", str(adapters))
+    with RealServer("--max-model-len", "512", *options) as server:  # the model ends few answers by itself
         yield server.url
 
 
