@@ -39,13 +39,15 @@ def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
 
 
 def test_snapshots_go_on_and_slots_are_of_now() -> None:
-    before, now = StateStats(1, 2, 3, 40, 50), StateStats(4, 5, 6, 7, 8)
-    assert carry_counters(SchedulerStats(states=before), SchedulerStats(states=now)).states == (4, 5, 6, 47, 58)
+    counted = {"taken", "skipped", "loaded", "stored"}
+    before, now = StateStats(*range(1, 10)), StateStats(*range(40, 49))
+    after = carry_counters(SchedulerStats(states=before), SchedulerStats(states=now)).states
+    added = StateStats(*map(sum, zip(before, now, strict=True)))
+    assert after == now._replace(**{name: getattr(added, name) for name in counted})
     assert carry_counters(SchedulerStats(), SchedulerStats(states=now)).states == now
-    assert carry_counters(SchedulerStats(states=before), SchedulerStats()).states == (0, 0, 0, 40, 50)
-    assert sum_stats([SchedulerStats(states=before), SchedulerStats(), SchedulerStats(states=now)]).states == (
-        5, 7, 9, 47, 58,
-    )  # fmt: skip
+    left = StateStats(**{name: getattr(before, name) for name in counted})
+    assert carry_counters(SchedulerStats(states=before), SchedulerStats()).states == left
+    assert sum_stats([SchedulerStats(states=before), SchedulerStats(), SchedulerStats(states=now)]).states == added
 
 
 def test_copies_and_reads_of_adapters_go_on() -> None:
