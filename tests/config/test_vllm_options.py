@@ -197,7 +197,8 @@ def test_our_flag_wins_over_vllms(parser):
 
 def test_options_as_keyword_arguments():
     translation = Translation()
-    for name, value in {"dtype": "half", "trust_remote_code": True, "max_model_len": -1, "enable_sleep_mode": False}.items():
+    given = {"dtype": "half", "trust_remote_code": True, "max_model_len": -1, "enable_sleep_mode": False}
+    for name, value in given.items():
         translation.add(name, value)
     assert translation.options == {"dtype": "float16", "max_model_len": None}
     assert translation.notes == ["trust_remote_code is ignored: no code that comes with a model is run"]
