@@ -45,7 +45,7 @@ class LocalAdapters:
             raise InvalidRequestError(message, "lora_request")
         if len(wanted) != count:
             raise InvalidRequestError(f"lora_request has {len(wanted)} entries for {count} prompts", "lora_request")
-        return [self._adapter(one) for one in wanted]  # type: ignore[arg-type]  # checked above
+        return [self._adapter(one) for one in wanted]
 
     def _adapter(self, wanted: LoRARequest | None) -> Adapter | None:
         if wanted is None:
