@@ -9,7 +9,7 @@ from roseinfer.calibration.sweep import CalibrationSweep, EngineLimits
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.local import LocalEngine
-from roseinfer.sched.cost.file import experts_as_json
+from roseinfer.sched.cost.file import experts_as_json, reads_as_json
 from roseinfer.sched.cost.offline_fit import CostSample, Fit, fit_cost
 
 FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "num_host_blocks", "block_size", "max_num_seqs")
@@ -42,7 +42,7 @@ class Calibration:
     def as_json(self) -> dict[str, Any]:
         figures = {name: value for name, value in asdict(self.fit).items() if name != "params"}
         cost = {name: getattr(self.fit.params, name) for name in CONSTANTS} | self.copies
-        cost |= experts_as_json(self.fit.params)
+        cost |= experts_as_json(self.fit.params) | reads_as_json(self.fit.params)
         return {"cost": cost, "fit": figures, "machine": self.machine}
 
     def as_text(self) -> str:
@@ -68,7 +68,7 @@ def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
     facts = info.facts
     copies = {name: getattr(facts, name) for name in COPIES} if facts.num_host_blocks else {}
     machine = {name: getattr(info if hasattr(info, name) else facts, name) for name in FACTS}
-    return Calibration(fit_cost(samples, facts.experts), machine, copies)
+    return Calibration(fit_cost(samples, facts.experts, facts.reads), machine, copies)
 
 
 def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[CostSample], EngineInfo]:
@@ -80,5 +80,5 @@ def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[CostSam
             info.facts.max_model_len, info.facts.num_blocks * info.block_size, info.max_num_seqs, info.facts.vocab_size
         )
         grid = config.grid(CPU_GRID if info.facts.device == "cpu" else GPU_GRID)
-        samples = CalibrationSweep(local.core, bounds, grid, engine.model.seed).run()
+        samples = CalibrationSweep(local.core, bounds, grid, engine.model.seed, info.facts.reads).run()
     return samples, info

@@ -16,11 +16,12 @@ from roseinfer.calibration.config import CalibrationGrid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.progress import stage
 from roseinfer.core.request import Prompt, sequence_id
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
 from roseinfer.sched.cost.offline_fit import CostSample
-from roseinfer.sched.cost.params import work_of
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policy import Decision, Event, Policy, StepDone, View
 
 MIN_PROMPT_ID = 10  # special tokens tend to have lower ids
@@ -42,10 +43,11 @@ class EngineLimits:
 
 
 class SampleRecorder:
-    """Wrapper of a policy that records the costs of steps while `on`."""
+    """Wrapper of a policy that records the costs of steps while `on`. `reads`: of the model."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, reads: ContextReads) -> None:
         self._policy = policy
+        self._shape = CostParams(reads=reads)
         self.on = False
         self.samples: list[CostSample] = []
 
@@ -54,18 +56,24 @@ class SampleRecorder:
 
     def observe(self, event: Event) -> None:
         if self.on and isinstance(event, StepDone):
-            self.samples.append(CostSample(work_of(event.plan.rows, event.plan.ahead), event.duration_s))
+            self.samples.append(
+                CostSample(self._shape.work(event.plan.rows, event.plan.ahead, event.plan.states), event.duration_s)
+            )
         self._policy.observe(event)
 
 
 @dataclass(slots=True)
 class CalibrationSweep:
-    """Sweep over the steps of an idle `core`, whose policy should start every request that fits, as `fifo` does."""
+    """Sweep over the steps of an idle `core`, whose policy should start every request that fits, as `fifo` does.
+
+    `reads`: of the model.
+    """
 
     core: Core
     bounds: EngineLimits
     grid: CalibrationGrid
     seed: int = 0
+    reads: ContextReads = WHOLE_CONTEXT
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
     _rng: random.Random = field(init=False)
     _prefixes: list[list[int]] = field(init=False)
@@ -82,7 +90,7 @@ class CalibrationSweep:
             raise CalibrationError("no step of the grid fits the engine's seats, context and KV cache")
         scheduler = self.core.scheduler
         policy = scheduler.policy
-        scheduler.policy = watch = SampleRecorder(policy)
+        scheduler.policy = watch = SampleRecorder(policy, self.reads)
         try:
             self._cell(watch, *sorted(fitting)[len(fitting) // 2])
             watch.samples.clear()

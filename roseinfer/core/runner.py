@@ -25,6 +25,26 @@ class ExpertChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextReads:
+    """Tokens of a context that a row reads, in tokens of the K/V of all layers.
+
+    `windows`: for layers that see only the last tokens, their window and their share of the bytes of K/V.
+    `state_tokens`: tokens whose K/V has as many bytes as a step reads and writes of one recurrent state.
+    """
+
+    windows: tuple[tuple[int, float], ...] = ()
+    state_tokens: float = 0.0
+
+    def of(self, *contexts: float) -> float:
+        """Return the tokens that decoding rows with these contexts read, one row for each."""
+        unseen = [share * (n - window) for window, share in self.windows for n in contexts if n > window]
+        return sum(contexts) - sum(unseen)
+
+
+WHOLE_CONTEXT = ContextReads()
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """Optional features of a runner. The scheduler plans nothing that needs a missing one.
 
@@ -68,7 +88,7 @@ class RunnerFacts:
     `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only. `windows`: the KV groups after the
     first, in the order of `StepPlan.groups`. `states`: the state group of a model that has recurrent states.
     `adapters`: slots for LoRA adapters; None = plans use none. `num_host_slots`: slots for states in host memory; 0 =
-    they have no loads or stores.
+    they have no loads or stores. `reads`: what rows read of their contexts.
     """
 
     model_type: str
@@ -94,6 +114,7 @@ class RunnerFacts:
     states: StatePool | None = None
     adapters: AdapterPool | None = None
     num_host_slots: int = 0
+    reads: ContextReads = WHOLE_CONTEXT
 
     @property
     def slot_blocks(self) -> float:

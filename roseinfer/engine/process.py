@@ -146,7 +146,7 @@ def _build_core(
     )
     adapters = None if files is None else registry_at_start(files, config.adapters)
     options = options_of(config.scheduler)
-    estimates = Estimates.of(options, learnt, facts.experts)
+    estimates = Estimates.of(options, learnt, facts.experts, facts.reads)
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -162,7 +162,7 @@ def _build_core(
     guides = None if not guided else _guides(config, facts.vocab_size, facts.eos_token_ids)
     make_core: Callable[..., Core] = EngineCore
     if recorder is not None:
-        make_core = partial(RecordingCore, recorder, experts=facts.experts)
+        make_core = partial(RecordingCore, recorder, experts=facts.experts, reads=facts.reads)
     core = make_core(
         scheduler,
         runner,

@@ -36,7 +36,7 @@ from roseinfer.core.outputs import End, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
-from roseinfer.core.runner import ExpertChoice, PassThrough, Runner, StatePool, WindowPool
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice, PassThrough, Runner, StatePool, WindowPool
 from roseinfer.engine.adapters import AdapterRegistry
 from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
 from roseinfer.engine.messages import Add
@@ -150,7 +150,7 @@ class RecordingClock:
 class RecordingCore:
     """Engine core whose run is recorded. Other arguments are those of `EngineCore`.
 
-    `experts`: expert choice of the model, which its policy knows from the start.
+    `experts`, `reads`: facts of the model, which its policy knows from the start.
 
     Rejected requests are not recorded. Raise `ConfigError` for an engine with drafts, guides or adapters: the file has
     one token per row, no drafts or masks, and no loads of adapters.
@@ -164,6 +164,7 @@ class RecordingCore:
         clock: Clock,
         *,
         experts: ExpertChoice | None = None,
+        reads: ContextReads = WHOLE_CONTEXT,
         **options: Any,
     ) -> None:
         if scheduler.drafting is not None or options.get("guides") is not None:
@@ -201,6 +202,8 @@ class RecordingCore:
             setup["states"] = StatePool(states.num_slots, states.slot_bytes)
         if experts is not None:
             setup["experts"] = experts
+        if reads != WHOLE_CONTEXT:
+            setup["reads"] = reads
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:

@@ -91,6 +91,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         load_s=factor * cost.load_s if host_blocks else 0.0,
         store_s=factor * cost.store_s if host_blocks else 0.0,
         experts=cost.experts,
+        reads=cost.reads,
         block_bytes=block_bytes,
         states=None if config.cache.state_slots is None else StatePool(config.cache.state_slots, 0),
         adapters=None if lora is None else lora.pool,

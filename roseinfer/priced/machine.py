@@ -6,10 +6,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from roseinfer.core.clock import AdvancingClock
-from roseinfer.core.plan import StateChanges, StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner, StatePool, WindowPool
 from roseinfer.priced.adapters import AdapterMachine
-from roseinfer.sched.cost.params import CostParams, work_of
+from roseinfer.sched.cost.params import CostParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class Machine:
     `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
     drafts, by position; empty = no step verifies drafts. `windows`: pools of the KV groups after the first.
     `states`: pool of the state group. `num_host_slots`: slots for states in host memory, whose copies cost nothing.
-    `state_s`: seconds to read and write one recurrent state. The costs of decoding rows include it, and policies do not
-    consider it elsewhere. `adapters`: slots and sizes of LoRA adapters; None = there are none.
+    `adapters`: slots and sizes of LoRA adapters; None = there are none.
     """
 
     cost: CostParams = field(default_factory=CostParams)
@@ -43,7 +42,6 @@ class Machine:
     num_host_slots: int = 0
     windows: tuple[WindowPool, ...] = ()
     states: StatePool | None = None
-    state_s: float = 0.0
     block_size: int = 16
     prefix_caching: bool = True
     believed: CostParams | None = None
@@ -59,16 +57,6 @@ class Machine:
     @property
     def belief(self) -> CostParams:
         return self.believed or self.cost
-
-    def state_copies_s(self, plan: StepPlan) -> float:
-        """Return the time for states beyond that of decoding rows: of chunks, copies and snapshots, half for the last,
-        which are only written.
-        """
-        if not self.state_s:
-            return 0.0
-        changes = plan.states or StateChanges()
-        chunks = sum([row[3] != 1 for row in plan.rows])
-        return self.state_s * (chunks + len(changes.copies) + 0.5 * len(changes.snapshots))
 
     def slowness(self, at_s: float) -> float:
         """Return the slowdown factor of a step that begins at `at_s`."""
@@ -114,7 +102,7 @@ class PricedRunner(PassThrough):
         if self._limits is not None:
             self._limits.check(plan)
         cost = self._machine.cost
-        duration_s = cost.seconds(work_of(plan.rows, plan.ahead)) + self._machine.state_copies_s(plan)
+        duration_s = cost.seconds(cost.work(plan.rows, plan.ahead, plan.states))
         if plan.loads or plan.stores:
             copies_s = cost.copies_s(len(plan.loads), len(plan.stores))
             duration_s = max(duration_s, copies_s) if plan.rows else copies_s

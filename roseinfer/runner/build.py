@@ -1,5 +1,6 @@
 """Construction of a runner that is ready for its first plan, from a configuration and a model folder."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -20,7 +21,7 @@ from roseinfer.core.config.speculation import EagleValues, SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
-from roseinfer.core.runner import ExpertChoice, RunnerFacts, StatePool, WindowPool
+from roseinfer.core.runner import ContextReads, ExpertChoice, RunnerFacts, StatePool, WindowPool
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
@@ -202,6 +203,7 @@ def build_runner(
         windows=tuple(map(WindowPool, groups.windows, window_blocks)),
         states=StatePool(num_slots, _state_bytes(config, model)) if num_slots else None,
         adapters=None if adapters is None else adapters.pool(),
+        reads=_reads(config, model, kv_dtype),
     )
     return BuiltRunner(assembly.runner, facts, adapters)
 
@@ -259,6 +261,17 @@ def _pools(config: EngineConfig, model: CausalLM, kv_dtype: torch.dtype, groups:
 def _state_bytes(config: EngineConfig, model: CausalLM) -> int:
     """Return the bytes of a slot of recurrent states, over all ranks."""
     return model.spec.state_bytes(str(model.dtype).removeprefix("torch."), config.max_row_drafts)
+
+
+def _reads(config: EngineConfig, model: CausalLM, kv_dtype: torch.dtype) -> ContextReads:
+    """Return what rows read of their contexts, by bytes. A state is read and written."""
+    sizes: Counter[int | None] = Counter()
+    for spec in model.attention:
+        sizes[spec.window] += KVStore.bytes_per_block((spec,), 1, kv_dtype)
+    token_bytes = sizes.total()
+    windows = tuple([(window, size / token_bytes) for window, size in sizes.items() if window is not None])
+    slot_bytes = sum(spec.bytes_per_slot for spec in model.state_specs(config.max_row_drafts))
+    return ContextReads(windows, 2 * slot_bytes / token_bytes if slot_bytes else 0.0)
 
 
 def _check_states(config: EngineConfig, spec: ModelSpec) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from roseinfer.core.config.option import check_choices, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice
 from roseinfer.core.step_cost import StepCost
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.online_fit import CostModel
@@ -54,10 +54,16 @@ class Estimates:
     yields: DraftYields = field(default_factory=DraftYields)
 
     @classmethod
-    def of(cls, options: object, learnt: CostParams | None = None, experts: ExpertChoice | None = None) -> "Estimates":
+    def of(
+        cls,
+        options: object,
+        learnt: CostParams | None = None,
+        experts: ExpertChoice | None = None,
+        reads: ContextReads = WHOLE_CONTEXT,
+    ) -> "Estimates":
         """Return the estimates that a policy's options ask for.
 
-        `learnt`: constants that a similar engine has learnt; they replace those of `cost_model`. `experts`: experts of
+        `learnt`: constants that a similar engine has learnt; they replace those of `cost_model`. `experts`, `reads`: of
         the model. Raise `ConfigError` for an invalid `cost_model`, or one of a model with other experts. The constants
         of a model without experts serve as a first guess.
         """
@@ -67,13 +73,14 @@ class Estimates:
         if not isinstance(options, CostOptions):
             return estimates
         if learnt is not None:
-            estimates.cost = CostModel(replace(learnt, experts=experts), trust=LEARNT_TRUST_SHARE)
+            estimates.cost = CostModel(_of_model(learnt, experts, reads), trust=LEARNT_TRUST_SHARE)
         elif options.cost_model is not None:
-            estimates.cost = _from_file(options.cost_model, experts)
-        elif experts is not None:
-            estimates.cost = CostModel(
-                replace(FAST, expert_s=ALL_EXPERTS_S / experts.count, experts=experts), trust=1.0
-            )
+            estimates.cost = _from_file(options.cost_model, experts, reads)
+        else:
+            expert_s = 0.0 if experts is None else ALL_EXPERTS_S / experts.count
+            row_s = FAST.row_s + FAST.context_s * reads.state_tokens
+            fast = replace(FAST, row_s=row_s, expert_s=expert_s)
+            estimates.cost = CostModel(_of_model(fast, experts, reads), trust=1.0)
         return estimates
 
 
@@ -83,12 +90,20 @@ def calibrated_cost(options: object) -> StepCost | None:
     return read_cost(given).published if given else None
 
 
-def _from_file(path: str, experts: ExpertChoice | None) -> CostModel:
+def _of_model(params: CostParams, experts: ExpertChoice | None, reads: ContextReads) -> CostParams:
+    """Return constants that were found elsewhere for a model. Unless they say more, a chunk reads a recurrent state as
+    fast as decoding rows read K/V.
+    """
+    before_s = params.chunk_context_s or (params.context_s if reads.state_tokens else 0.0)
+    return replace(params, experts=experts, reads=reads, chunk_context_s=before_s)
+
+
+def _from_file(path: str, experts: ExpertChoice | None, reads: ContextReads) -> CostModel:
     params = read_cost(path)
-    if params.experts == experts:
+    if params.experts == experts and params.reads == reads:
         return CostModel(params)
-    if params.experts is not None:
+    if params.experts not in (None, experts):
         has = "none" if experts is None else f"{experts.top_k} of {experts.count}"
         of = f"{params.experts.top_k} of {params.experts.count} experts a token"
         raise ConfigError(f"cost_model: {path} is of a model with {of}; this one has {has}")
-    return CostModel(replace(params, experts=experts), trust=LEARNT_TRUST_SHARE)
+    return CostModel(_of_model(params, experts, reads), trust=LEARNT_TRUST_SHARE)

@@ -22,7 +22,6 @@ from roseinfer.kv.blocks import IndexEntry, PrefixHit
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.manager import HostHit, KvManager
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.state_offload import StateOffload
@@ -284,7 +283,7 @@ class KvOffload:
         if not (at_risk or self._queue or self._new_stores or self._reused):
             return
         rows = builder.rows
-        seconds = self.cost.seconds(work_of(rows)) if rows else IDLE_COPIES_S
+        seconds = self.cost.seconds(self.cost.params.work(rows)) if rows else IDLE_COPIES_S
         self._add_loads(builder, max(1, self._copies_within(seconds, self.load_s)))
         room = self._copies_within(seconds, self.store_s)
         while self._reused and len(self._new_stores) < room:
@@ -300,7 +299,7 @@ class KvOffload:
 
     def _add_state_stores(self, states: StateOffload, builder: PlanBuilder) -> None:
         if len(builder) and states.has_candidates and self._worth_loading(self._kv.max_tokens):
-            seconds = self.cost.seconds(work_of(builder.rows))
+            seconds = self.cost.seconds(self.cost.params.work(builder.rows))
             states.store_next(self._copies_within(seconds, self.store_s * self.slot_blocks))
         builder.state_stores = states.take_stores()
 
@@ -331,7 +330,7 @@ class KvOffload:
             rows_s = rows_seconds(result, result.duration_s)
             self._step_s = rows_s or result.duration_s
             if self._learns and rows_s:
-                self.cost.observe(work_of(plan.rows, plan.ahead), rows_s)
+                self.cost.observe(self.cost.params.work(plan.rows, plan.ahead, plan.states), rows_s)
         changes = plan.states or StateChanges()
         if self.states is not None:
             self.states.done(changes)

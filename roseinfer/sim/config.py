@@ -1,5 +1,6 @@
 """Options of `roseinfer simulate`."""
 
+import re
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -20,6 +21,7 @@ CONSTANTS = (
     *("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"),
     *("expert_us", "num_experts", "num_experts_per_tok"),
 )
+_WINDOW = re.compile(r"(\d+):(\d+)(?::(0?\.\d+|0|1))?")
 LENGTHS = ("predictor", "oracle", "none")
 
 
@@ -164,13 +166,18 @@ class CostConfig:
     num_host_blocks: int = option(0, "KV blocks in host memory beyond those; 0 = none")
     kv_windows: str | None = option(
         None,
-        "further KV groups, as tokens of the window:blocks, for layers that see a window only",
-        metavar="WINDOW:BLOCKS,...",
+        "further KV groups, as tokens of the window:blocks, for layers that see a window only; a third number is their "
+        "share of the K/V, of which steps read the window only",
+        metavar="WINDOW:BLOCKS[:SHARE],...",
     )
     state_slots: int | None = option(
         None, "slots for the recurrent states of running requests and for snapshots; default: the model has none"
     )
-    state_us: float = option(0.0, "microseconds to read and write one recurrent state, in addition to row_us")
+    state_us: float = option(
+        0.0,
+        "microseconds to read and write one recurrent state, in addition to row_us; the default of chunk_context_ns is "
+        "then context_ns",
+    )
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
@@ -193,19 +200,24 @@ class CostConfig:
             raise ConfigError(
                 "num_host_blocks and kv_windows exclude each other: host memory holds blocks of all layers"
             )
-        self._window_pools()
+        self._windows()
         if self.state_us and self.state_slots is None:
             raise ConfigError("state_us needs state_slots, the number of slots for states")
 
-    def _window_pools(self) -> tuple[WindowPool, ...]:
-        pools = []
-        for part in (self.kv_windows or "").split(","):
-            window, _, blocks = part.partition(":")
-            if part and not (window.isdecimal() and blocks.isdecimal() and int(window) and int(blocks)):
-                raise ConfigError(f"kv_windows must be pairs of positive integers like 1024:4000, got {part!r}")
-            if part:
-                pools.append(WindowPool(int(window), int(blocks)))
-        return tuple(pools)
+    def _windows(self) -> list[tuple[WindowPool, float]]:
+        """Return the pool of each window group, and its share of the K/V."""
+        found = []
+        for part in filter(None, (self.kv_windows or "").split(",")):
+            fields = _WINDOW.fullmatch(part)
+            if fields is None or not (int(fields[1]) and int(fields[2])):
+                raise ConfigError(
+                    f"kv_windows must be pairs of positive integers like 1024:4000, or with a share up to 1 like "
+                    f"1024:4000:0.8, got {part!r}"
+                )
+            found.append((WindowPool(int(fields[1]), int(fields[2])), float(fields[3] or 0)))
+        if sum([share for _, share in found]) > 1:
+            raise ConfigError(f"kv_windows: shares must add up to 1 at most, got {self.kv_windows!r}")
+        return found
 
     def _check_experts(self) -> None:
         count, top_k = self.num_experts, self.num_experts_per_tok
@@ -224,7 +236,20 @@ class CostConfig:
         params = self._constants if self.cost is None else read_cost(self.cost)
         load_s = params.load_s if self.load_us is None else self.load_us * 1e-6
         store_s = params.store_s if self.store_us is None else self.store_us * 1e-6
-        return replace(params, load_s=load_s, store_s=store_s, row_s=params.row_s + self.state_us * 1e-6)
+        return self._with_reads(replace(params, load_s=load_s, store_s=store_s))
+
+    def _with_reads(self, params: CostParams) -> CostParams:
+        """Return the costs with the shares of windows and the time of states, as far as options give them."""
+        reads, shares = params.reads, tuple([(pool.window, share) for pool, share in self._windows() if share])
+        if shares:
+            reads = replace(reads, windows=shares)
+        if not self.state_us:
+            return replace(params, reads=reads)
+        state_s, before_s = self.state_us * 1e-6, params.chunk_context_s or params.context_s
+        if not before_s:
+            raise ConfigError("state_us needs context_ns or chunk_context_ns: a state counts as tokens of context")
+        reads = replace(reads, state_tokens=state_s / before_s)
+        return replace(params, reads=reads, row_s=params.row_s + state_s, chunk_context_s=before_s)
 
     @property
     def _constants(self) -> CostParams:
@@ -252,9 +277,8 @@ class CostConfig:
             max_model_len=self.max_model_len,
             num_kv_blocks=self.num_kv_blocks,
             num_host_blocks=self.num_host_blocks,
-            windows=self._window_pools(),
+            windows=tuple([pool for pool, _ in self._windows()]),
             states=None if self.state_slots is None else StatePool(self.state_slots, 0),
-            state_s=self.state_us * 1e-6,
             block_size=self.block_size,
             prefix_caching=self.enable_prefix_caching,
         )

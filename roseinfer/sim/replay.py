@@ -12,13 +12,14 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
-from roseinfer.core.runner import Capabilities, ExpertChoice, StatePool, WindowPool
+from roseinfer.core.runner import WHOLE_CONTEXT, Capabilities, ContextReads, ExpertChoice, StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost.file import reads_of_json
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, options_of, scheduler_config
@@ -30,7 +31,7 @@ HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
 
 @dataclass(frozen=True, slots=True)
 class RecordedConfig:
-    """Configuration of a recorded scheduler. `depth`: steps in flight. `experts`: experts of its model.
+    """Configuration of a recorded scheduler. `depth`: steps in flight. `experts`, `reads`: of its model.
 
     `load_s`, `store_s`: its initial seconds per block copied from and to host memory.
     """
@@ -51,6 +52,7 @@ class RecordedConfig:
     experts: ExpertChoice | None = None
     windows: tuple[WindowPool, ...] = ()
     states: StatePool | None = None
+    reads: ContextReads = WHOLE_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ def _setup(given: dict[str, Any]) -> RecordedConfig:
         given["experts"] = ExpertChoice(**given["experts"])
     if "states" in given:
         given["states"] = StatePool(**given["states"])
+    if "reads" in given:
+        given["reads"] = reads_of_json(given["reads"])
     given["windows"] = tuple(WindowPool(**pool) for pool in given.get("windows", ()))
     return RecordedConfig(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
 
@@ -307,7 +311,7 @@ def replay(
         step_tokens=limits.max_tokens,
     )
     options = options_of(scheduler)
-    estimates = estimates or Estimates.of(options, experts=setup.experts)
+    estimates = estimates or Estimates.of(options, experts=setup.experts, reads=setup.reads)
     policy = make_policy(scheduler, estimates)
     copies = OffloadCosts.for_policy(options, estimates, setup.load_s, setup.store_s, setup.slot_blocks)
     core = EngineCore(

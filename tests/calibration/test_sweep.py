@@ -122,7 +122,7 @@ def test_a_recorded_run_gives_its_steps(overlap: bool, tmp_path) -> None:
     while recording.busy:
         recording.step()
     recording.close()
-    samples, _ = recorded_samples(str(file))
+    samples, *_ = recorded_samples(str(file))
     assert len(samples) > 100
     for sample in samples:
         assert sample.seconds == pytest.approx(TRUE.seconds(sample.work)), "each plan with its own duration"

@@ -6,6 +6,7 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Prompt
+from roseinfer.core.runner import ContextReads
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -63,6 +64,9 @@ def test_a_proposer_is_used_and_its_room_counts(path: Path) -> None:
     plain, more = build(path, state_slots=9), build(path, state_slots=9, speculation="ngram,tokens=3")
     sizes = [info.facts.states.slot_bytes for _, info in (plain, more) if info.facts.states is not None]
     assert len(sizes) == 2 and sizes[0] < sizes[1] < 2 * sizes[0]
+    facts = plain[1].facts
+    token_bytes = facts.block_bytes / plain[1].block_size
+    assert facts.reads == ContextReads(state_tokens=2 * sizes[0] / token_bytes)
     assert outputs(plain[0]) == outputs(more[0])
     assert [core.scheduler.drafting is None for core, _ in (plain, more)] == [True, False]
     for core, _ in (plain, more):

@@ -14,7 +14,7 @@ from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, InvalidRequestError
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import ContextReads, ExpertChoice
 from roseinfer.engine.options import make_engine_config
 from roseinfer.priced.build import build_priced, read_vocabulary
 from roseinfer.sched.cost.file import cost_as_json
@@ -77,17 +77,20 @@ def test_states_and_speculation_go_together(cost: str) -> None:
         assert sum(sum(counts.accepted) for counts in llm.engine.core.stats().drafts) > 20
 
 
-def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:
+def test_the_model_of_its_cost_file_is_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:
     file, record = tmp_path / "cost.json", tmp_path / "run.jsonl"
-    costs = CostParams(1e-3, 1e-6, 0.0, 1e-6, 0.0, expert_s=2e-5, experts=ExpertChoice(64, 4))
+    reads = ContextReads(((4, 0.5),), state_tokens=1000.0)
+    costs = CostParams(1e-3, 1e-6, 0.0, 1e-6, 1e-8, 1e-8, expert_s=2e-5, experts=ExpertChoice(64, 4), reads=reads)
     file.write_text(json.dumps(cost_as_json(costs)))
     with LLM(device="priced", cost=str(file), record=str(record)) as llm:
         llm.generate(["def f():", "x = ", "import"], SamplingParams(max_tokens=8, ignore_eos=True))
         assert llm.engine.info.facts.experts == ExpertChoice(64, 4)
-        assert llm.engine.core.scheduler.policy.state.cost.params.experts == ExpertChoice(64, 4)
+        known = llm.engine.core.scheduler.policy.state.cost.params
+        assert (known.experts, known.reads) == (ExpertChoice(64, 4), reads)
     recording = read_recording(str(record))
-    samples, experts = recorded_samples(str(record))
+    samples, experts, read = recorded_samples(str(record))
     assert recording.setup.experts == experts == ExpertChoice(64, 4)
+    assert recording.setup.reads == read == reads
     assert all(sample.seconds >= costs.seconds(sample.work) for sample in samples) and len(samples) >= 8
     assert replay(recording).plans == recording.plans
 

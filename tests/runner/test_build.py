@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
-from roseinfer.core.runner import ExpertChoice, WindowPool
+from roseinfer.core.runner import ContextReads, ExpertChoice, WindowPool
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.models import block
 from roseinfer.parallel.group import SingleRank
@@ -113,6 +113,7 @@ def test_layers_with_a_window_have_a_pool_of_their_own(folder):
     assert (facts.num_blocks, facts.windows) == (32, (WindowPool(9, 26),)), "5 of 6 blocks of a typical context"
     whole = build(folder, cache={**cache, "enable_window_groups": False}).facts
     assert (whole.num_blocks, whole.windows) == (32, ())
+    assert whole.reads == facts.reads == ContextReads(((9, 0.5),)), "layers read the window, wherever K/V is kept"
     assert whole.block_bytes == 2 * facts.block_bytes
     hosted = build(folder, cache={**cache, "kv_offloading_size": 1 / 1024}).facts
     assert hosted.windows == () and hosted.block_bytes == whole.block_bytes

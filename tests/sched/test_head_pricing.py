@@ -15,7 +15,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.cost.params import CostParams, work_of
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.chances import DepthChances
 from roseinfer.sched.drafting.head import EAGLE
 from roseinfer.sched.drafting.marginal import MarginalPricing
@@ -41,7 +41,7 @@ class Loop:
     ) -> None:
         cost = CostModel(params)
         for _ in range(steps):
-            work = work_of([Row("a", 0, 100, 1, 1, True, 100, 0, ())])
+            work = CostParams().work([Row("a", 0, 100, 1, 1, True, 100, 0, ())])
             cost.observe(work, params.seconds(work))
         self.cost = cost
         self.pricing = MarginalPricing(cost, DraftYields(), overlap=overlap)

@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.drafts import DraftCost, features
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.cost.params import CostParams, work_of
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.chances import ChanceTable
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import (
@@ -40,7 +40,7 @@ def known(params: CostParams, steps: int = KNOWN_STEPS_COUNT) -> CostModel:
     """A model that has seen some steps, as they were predicted."""
     model = CostModel(params)
     for _ in range(steps):
-        work = work_of([Row("a", 0, 100, 1, 1, True, 100, 0, ())])
+        work = CostParams().work([Row("a", 0, 100, 1, 1, True, 100, 0, ())])
         model.observe(work, params.seconds(work))
     return model
 
@@ -249,7 +249,7 @@ def test_drafting_stops_when_it_saves_less_than_the_host_s_time_that_it_exposes(
             counts = step.choose() or [0] * 4
             step.learn(counts, 0.6, rng)
             rows = [Row(str(i), 0, 100, 1 + n, 1, True, 100, 0, (), (7,) * n) for i, n in enumerate(counts)]
-            device_s = GPU.seconds(work_of(rows))
+            device_s = GPU.seconds(GPU.work(rows))
             plan = StepPlan(0, rows, num_drafts=sum(counts))
             step.pricing.step_done(plan, device_s + on * exposed_s, device_s)
         assert (steps_on > 200) == pays

@@ -7,7 +7,7 @@ from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.cost.params import CostParams, Work, work_of
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.policy import StepDone
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
@@ -250,7 +250,7 @@ class Timed(FakeRunner):
         plan, result = self.submitted[handle], super().collect(handle)
         assert plan.step == handle
         loads_s, stores_s = len(plan.loads) * self.copy_s, len(plan.stores) * self.copy_s
-        rows_s = FIXED.seconds(work_of(plan.rows)) if plan.rows else 0.0
+        rows_s = FIXED.seconds(FIXED.work(plan.rows)) if plan.rows else 0.0
         duration_s = rows_s + loads_s + stores_s if self.copies_first else max(rows_s, loads_s, stores_s)
         return StepResult(handle, result.rows, duration_s, loads_s, stores_s, self.copies_first)
 
@@ -281,7 +281,7 @@ def test_copies_are_not_taken_for_rows(copies_first: bool) -> None:
     assert max(cost.excess_s) < 1e-9
     told = [event for event in seen if isinstance(event, StepDone) and event.duration_s]
     assert len(told) == len(cost.excess_s)
-    assert all(abs(event.duration_s - FIXED.seconds(work_of(event.plan.rows))) < 1e-9 for event in told)
+    assert all(abs(event.duration_s - FIXED.seconds(FIXED.work(event.plan.rows))) < 1e-9 for event in told)
 
 
 def test_speeds_follow_what_steps_say() -> None:

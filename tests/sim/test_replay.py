@@ -130,7 +130,7 @@ def test_a_replay_loads_and_stores_the_same(tmp_path: Path) -> None:
     ]
     assert any(plan.loads and not plan.rows for plan in plans), "a plan without rows"
     assert parity_of(str(file)).requests == 60
-    samples, experts = recorded_samples(str(file))
+    samples, experts, _ = recorded_samples(str(file))
     assert len(samples) > 100 and experts is None
 
 

@@ -9,7 +9,7 @@ from roseinfer.cli import main as cli
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError, RequestTooLongError
 from roseinfer.core.plan import Row
-from roseinfer.sched.cost.params import Work, work_of
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.prefill import PrefillOptions
@@ -32,7 +32,7 @@ def test_the_price_of_a_step() -> None:
     cost = CostConfig(
         step_ms=5.0, token_us=20.0, row_us=10.0, context_ns=1000.0, pair_ns=500.0, chunk_context_ns=50.0
     ).machine.cost
-    assert work_of([row(10, 3), row(0, 1), row(7, 1)]) == Work(3, 11 + 12 + 13, 2, 1 + 8, 10)
+    assert CostParams().work([row(10, 3), row(0, 1), row(7, 1)]) == Work(3, 11 + 12 + 13, 2, 1 + 8, 10)
     assert cost.seconds(Work()) == pytest.approx(0.005)
     assert cost.seconds(Work(3, 36.0, 2, 9, 10)) == pytest.approx(0.005 + 60e-6 + 18e-6 + 20e-6 + 9e-6 + 0.5e-6)
 

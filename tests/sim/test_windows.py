@@ -5,7 +5,7 @@ import random
 import pytest
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.runner import WindowPool
+from roseinfer.core.runner import ContextReads, WindowPool
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.registry import scheduler_config
@@ -34,9 +34,22 @@ def test_a_pool_of_two_requests_serves_all_of_them() -> None:
     assert found.kv_peak > 0.9, "the fullest pool is reported"
 
 
+@pytest.mark.parametrize("policy", ["qoserve", "scorpio", "slack"])
+def test_steps_read_windows_only_and_policies_know_it(policy: str) -> None:
+    options = scheduler_config(scheduling_policy=policy, max_num_seqs=32, max_num_batched_tokens=512)
+    results = []
+    for pools in ("256:9000", "256:9000:0.8"):
+        costs = CostConfig(max_model_len=8192, context_ns=500, pair_ns=0, kv_windows=pools)
+        results.append(simulate(turns(3, 0.2), options, costs.machine))
+        assert max(error for error, _ in results[-1].cost_errors) < 1e-6
+    assert results[1].busy_s < 0.95 * results[0].busy_s
+
+
 def test_windows_are_an_option_of_simulate() -> None:
     assert CostConfig(kv_windows="1024:4000,128:600").machine.windows == (WindowPool(1024, 4000), WindowPool(128, 600))
-    for wrong in ("1024", "0:5", "a:5", "5:-1"):
+    shared = CostConfig(kv_windows="1024:4000:.75,128:600:0.2").machine
+    assert shared.cost.reads == shared.belief.reads == ContextReads(((1024, 0.75), (128, 0.2)))
+    for wrong in ("1024", "0:5", "a:5", "5:-1", "5:5:", "5:5:1.5", "5:5:.6,6:5:.6"):
         with pytest.raises(ConfigError, match="kv_windows"):
             CostConfig(kv_windows=wrong)
     with pytest.raises(ConfigError, match="num_host_blocks"):

@@ -3,11 +3,12 @@
 `roseinfer calibrate` writes it together with its origin, which is not read. Older files lack `chunk_context_s`, which
 is 0 then. Files of an engine without K/V in host memory lack `load_s` and `store_s`, which then have their defaults. A
 model with experts adds `expert_s`, `num_experts` and `num_experts_per_tok`. The fields of `DraftCost` are in files of
-engines that have verified drafts; the two of a head may be missing, and are guessed then.
+engines that have verified drafts; the two of a head may be missing, and are guessed then. `reads` is of a model with
+windows or recurrent states: the fields of `ContextReads`.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -15,22 +16,23 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.json_file import read_json
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice
 from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.params import CostParams
 
 SECONDS_FIELDS = tuple(f.name for f in fields(CostParams) if f.type is float and f.name != "expert_s")
 # Fields that a file may lack, with their defaults.
 DEFAULTS = {name: getattr(CostParams(), name) for name in ("chunk_context_s", "load_s", "store_s")}
+_MAX_ROUNDING_SHARE = 1e-9  # by which shares may add up to more than 1
 # A file has all of these fields or none.
 EXPERT_FIELDS = ("expert_s", "num_experts", "num_experts_per_tok")
 DRAFT_FIELDS = tuple(name for name in DraftCost._fields if not name.startswith("head_"))
 HEAD_FIELDS = tuple(name for name in DraftCost._fields if name.startswith("head_"))
 
 
-def cost_as_json(params: CostParams) -> dict[str, dict[str, float]]:
+def cost_as_json(params: CostParams) -> dict[str, dict[str, Any]]:
     rows = {name: getattr(params, name) for name in SECONDS_FIELDS}
-    return {"cost": rows | experts_as_json(params) | drafts_as_json(params)}
+    return {"cost": rows | experts_as_json(params) | drafts_as_json(params) | reads_as_json(params)}
 
 
 def drafts_as_json(params: CostParams) -> dict[str, float]:
@@ -44,6 +46,23 @@ def experts_as_json(params: CostParams) -> dict[str, float]:
     if experts is None:
         return {}
     return dict(zip(EXPERT_FIELDS, (params.expert_s, experts.count, experts.top_k), strict=True))
+
+
+def reads_as_json(params: CostParams) -> dict[str, Any]:
+    """Return the field `reads`; empty for a model whose rows read the whole context and no state."""
+    return {} if params.reads == WHOLE_CONTEXT else {"reads": asdict(params.reads)}
+
+
+def reads_of_json(found: Mapping[str, Any]) -> ContextReads:
+    """Return what `reads_as_json` has written. Raise KeyError, TypeError or ValueError for anything else."""
+    windows = tuple([(int(window), float(share)) for window, share in found["windows"]])
+    reads = ContextReads(windows, float(found["state_tokens"]))
+    shares = [share for _, share in windows]
+    if reads.state_tokens < 0 or any(window <= 0 for window, _ in windows):
+        raise ValueError("windows and state_tokens must be positive")
+    if any(share < 0 for share in shares) or sum(shares) > 1 + _MAX_ROUNDING_SHARE:
+        raise ValueError("shares must be positive and add up to 1 at most")
+    return reads
 
 
 def read_cost(path: str) -> CostParams:
@@ -60,6 +79,7 @@ def read_cost(path: str) -> CostParams:
 
 def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
     cost = {**DEFAULTS, **cost}
+    reads = cost.pop("reads", None)
     wholes = (EXPERT_FIELDS, DRAFT_FIELDS, HEAD_FIELDS)
     groups = [group for group in wholes if any(name in cost for name in group)]
     if HEAD_FIELDS in groups and DRAFT_FIELDS not in groups:
@@ -80,6 +100,11 @@ def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
     if DRAFT_FIELDS in groups:
         guess = CostParams(**values).draft_cost
         values["drafts"] = guess._replace(**{name: float(cost[name]) for name in names if name in DraftCost._fields})
+    if reads is not None:
+        try:
+            values["reads"] = reads_of_json(reads)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: reads must be windows and state_tokens, got {reads!r} ({error})") from error
     params = CostParams(**values)
     if params.step_s == params.token_s == 0:
         raise ConfigError(f"{path}: step_s and token_s must not both be 0, since time would not advance")

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice
 from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.params import CostParams, Work
 
@@ -47,13 +47,17 @@ class Fit:
     worst_of_all: float
 
 
-def fit_cost(samples: Iterable[CostSample], experts: ExpertChoice | None = None) -> Fit:
+def fit_cost(
+    samples: Iterable[CostSample],
+    experts: ExpertChoice | None = None,
+    reads: ContextReads = WHOLE_CONTEXT,
+) -> Fit:
     """Fit by iteratively reweighted (Huber) least squares, then once more without outliers.
 
-    `experts`: experts of the model that ran the steps. Steps with drafts only show what these add: a fit of its own, to
-    what is left of their time. Raise `ConfigError` for too few samples.
+    `experts`, `reads`: of the model that ran the steps. Steps with drafts only show what these add: a fit of its own,
+    to what is left of their time. Raise `ConfigError` for too few samples.
     """
-    shape = CostParams(experts=experts)
+    shape = CostParams(experts=experts, reads=reads)
     measured = [sample for sample in samples if sample.seconds > 0]
     used = [sample for sample in measured if not sample.work.has_drafts]
     if len(used) < MIN_SAMPLES:

@@ -3,10 +3,15 @@
     seconds = c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B + ce * R
 
 Np: prompt tokens computed. X: positions that those attend to, summed. Nd: decoding rows. K: context tokens that those
-attend to. B: tokens before each prompt chunk, summed over the chunks: each chunk reads them once, whatever its length.
+read. B: tokens before each prompt chunk, summed over the chunks: each chunk reads them once, whatever its length.
 R, for models with experts only: how many experts a layer reads for all tokens of the step (`ExpertChoice.read`). R is
 linear in the first few tokens and saturates when all experts are read. So the cost of one more row or prompt depends on
 what the step holds already.
+
+K and B count K/V by its bytes (`ContextReads`). Layers with a window read no more than the window. A recurrent state
+counts in B as the K/V with as many bytes, for each chunk that continues it and each copy; a snapshot, which is only
+written, counts half. The state of a decoding row is part of cd. X ignores windows: what a token attends to in one is
+nearly constant, and part of cp.
 
 Drafts add to that what `drafts.py` says. `online_fit.py` fits the constants while the engine runs, and `offline_fit.py`
 fits them to recorded steps.
@@ -17,8 +22,8 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import NamedTuple, Self
 
-from roseinfer.core.plan import Row
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.plan import Row, StateChanges
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice
 from roseinfer.core.step_cost import StepCost
 from roseinfer.sched.cost import drafts as draft_costs
 from roseinfer.sched.cost.drafts import DraftCost
@@ -39,8 +44,8 @@ class Work(NamedTuple):
     prompt_tokens: int = 0
     prompt_pairs: float = 0.0
     decode_rows: int = 0
-    decode_context: int = 0
-    prompt_context: int = 0
+    decode_context: float = 0
+    prompt_context: float = 0
     draft_tokens: int = 0
     draft_context: int = 0
     head_steps: int = 0
@@ -78,7 +83,7 @@ class CostParams:
 
     `expert_s`: per expert that a layer reads in a step, for all layers. `experts`: number of experts, and how many a
     token needs; None for a model without experts, which has no use for `expert_s`. `drafts`: what drafts add to a step;
-    None until a step has shown it (see `draft_cost`).
+    None until a step has shown it (see `draft_cost`). `reads`: what rows of the model read of their contexts.
 
     With experts, what a row or chunk adds to a step depends on the step's other tokens, whose experts are read anyway.
     `beside` is the number of these tokens; inf means that all experts are read.
@@ -95,6 +100,28 @@ class CostParams:
     expert_s: float = 0.0
     experts: ExpertChoice | None = None
     drafts: DraftCost | None = None
+    reads: ContextReads = WHOLE_CONTEXT
+
+    def work(self, rows: Sequence[Row], ahead: Sequence[int] = (), states: StateChanges | None = None) -> Work:
+        """Return the work of a step's rows. A row of one token counts as decoding, because it costs as much.
+
+        `ahead`, `states`: as in `StepPlan`.
+        """
+        contexts, starts = [row[2] + 1 for row in rows if row[3] == 1], list[int]()  # of decoding rows, and of chunks
+        tokens, found, draft_tokens, draft_context = 0, 0.0, 0, 0
+        for _, _, start, count, _, _, _, _, _, drafts in [row for row in rows if row[3] != 1]:
+            if drafts:  # reads its context once, like a decoding row
+                contexts.append(start + 1)
+                draft_tokens += len(drafts)
+                draft_context += len(drafts) * (start + 1)
+            else:
+                starts.append(start)
+                tokens += count
+                found += pairs(start, count)
+        head = (max(ahead), sum(ahead)) if ahead else (0, 0)
+        moved = len(starts) + (0 if states is None else len(states.copies) + 0.5 * len(states.snapshots))
+        read, before = self.reads.of(*contexts), self.reads.of(*starts) + self.reads.state_tokens * moved
+        return Work(tokens, found, len(contexts), read, before, draft_tokens, draft_context, *head)
 
     def seconds(self, work: Work) -> float:
         linear_s = (
@@ -132,12 +159,20 @@ class CostParams:
         return self.expert_s * (read(beside + tokens) - read(beside))
 
     def rows_s(self, rows: float, context: float) -> float:
-        """Return the time of a step of decoding rows only, which attend to `context` tokens together."""
+        """Return the time of a step of decoding rows only, which read `context` tokens together."""
         return self.step_s + self.row_s * rows + self.context_s * context + self.experts_s(rows)
+
+    def alone_s(self, context: float) -> float:
+        """Return the time of a step of one decoding row with `context` tokens."""
+        return self.rows_s(1, self.reads.of(context))
+
+    def decode_s(self, contexts: Sequence[int]) -> float:
+        """Return what decoding rows with these contexts add to a step, without experts."""
+        return self.row_s * len(contexts) + self.context_s * self.reads.of(*contexts)
 
     def one_row_s(self, context: int, beside: float) -> float:
         """Return what a decoding row with `context` tokens adds to a step."""
-        return self.row_s + self.context_s * context + self.experts_s(1, beside)
+        return self.row_s + self.context_s * self.reads.of(context) + self.experts_s(1, beside)
 
     def cost_tangent(self, pace_s: float, context: float) -> tuple[float, float]:
         """Return seconds per step and for the experts of each row, from the tangent to the cost of rows.
@@ -172,18 +207,22 @@ class CostParams:
         rows = visits * self.experts_s(1, visits / rate)
         return constant + rate * self.experts_s(visits / rate) - rows, rows
 
+    def before_s(self, start: int) -> float:
+        """Return the time for reading what a chunk from position `start` continues."""
+        return self.chunk_context_s * (self.reads.of(start) + self.reads.state_tokens)
+
     def prefill_s(self, start: int, count: int, beside: float = 0.0) -> float:
         """Return what a chunk of `count` prompt tokens from position `start` adds to a step."""
         if not count:
             return 0.0
-        seconds = self.token_s * count + self.pair_s * pairs(start, count) + self.chunk_context_s * start
+        seconds = self.token_s * count + self.pair_s * pairs(start, count) + self.before_s(start)
         return seconds if self.experts is None else seconds + self.experts_s(count, beside)
 
     def prefill_tokens(self, start: int, seconds: float, beside: float = 0.0) -> float:
         """Return the `count` of prompt tokens from position `start` for which `prefill_s` is `seconds`; 0 if even one
         token takes longer.
         """
-        seconds -= self.chunk_context_s * start
+        seconds -= self.before_s(start)
         if seconds <= 0:
             return 0.0
         most = self._linear_tokens(start, seconds)
@@ -207,10 +246,10 @@ class CostParams:
     def is_worth_a_chunk(self, start: int, seconds: float, beside: float = 0.0) -> bool:
         """True if `seconds` for a chunk from position `start` are well spent.
 
-        At most a quarter of them may go into reading the context before the chunk, and experts that no other row needs.
+        At most a quarter of them may go into reading what the chunk continues, and experts that no other row needs.
         Each chunk reads these again, so many small chunks after a long context take far longer than a few large ones.
         """
-        return _MIN_CHUNK_RATIO * (self.chunk_context_s * start + self.experts_s(inf, beside)) <= seconds
+        return _MIN_CHUNK_RATIO * (self.before_s(start) + self.experts_s(inf, beside)) <= seconds
 
     @classmethod
     def of(cls, published: StepCost) -> Self:
@@ -239,37 +278,12 @@ class CostParams:
 
     def with_values(self, values: Sequence[float]) -> "CostParams":
         """Return a copy with other `values`."""
-        step_s, token_s, pair_s, row_s, context_s, before_s, *rest = values
-        expert_s = rest[0] if rest else self.expert_s
-        copies = self.load_s, self.store_s
-        return CostParams(
-            step_s, token_s, pair_s, row_s, context_s, before_s, *copies, expert_s, self.experts, self.drafts
-        )
+        # `values` ends with `expert_s` only for models with experts.
+        step_s, token_s, pair_s, row_s, context_s, before_s, expert_s = (*values, self.expert_s)[:7]
+        rows = step_s, token_s, pair_s, row_s, context_s, before_s
+        return CostParams(*rows, self.load_s, self.store_s, expert_s, self.experts, self.drafts, self.reads)
 
 
 def pairs(start: int, count: int) -> float:
     """Return X for `count` prompt tokens from position `start`: position p attends to p + 1 tokens."""
     return count * start + count * (count + 1) / 2
-
-
-def work_of(rows: Sequence[Row], ahead: Sequence[int] = ()) -> Work:
-    """Return the work of a step's rows. A row of one token counts as decoding, because it costs as much.
-
-    `ahead`: as in `StepPlan`.
-    """
-    wide_rows = [row for row in rows if row[3] != 1]
-    decodes = len(rows) - len(wide_rows)
-    context = sum([row[2] for row in rows]) + decodes
-    tokens, found, before, draft_tokens, draft_context = 0, 0.0, 0, 0, 0
-    for _, _, start, count, _, _, _, _, _, drafts in wide_rows:
-        if drafts:  # reads its context once, like a decoding row
-            decodes += 1
-            context += 1
-            draft_tokens += len(drafts)
-            draft_context += len(drafts) * (start + 1)
-        else:
-            tokens += count
-            found += pairs(start, count)
-            before += start
-    head = (max(ahead), sum(ahead)) if ahead else (0, 0)
-    return Work(tokens, found, decodes, context - before, before, draft_tokens, draft_context, *head)

@@ -15,7 +15,7 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
 from roseinfer.sched.cost.drafts import features
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.cost.params import CostParams, Work, work_of
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.drafting.chances import ChanceTable, DepthChances, RequestChances, chances, learn, share_at
 from roseinfer.sched.drafting.head import NAMES as HEADS
 from roseinfer.sched.drafting.pricing import DraftCandidate
@@ -149,7 +149,7 @@ class MarginalPricing:
         self._expect(candidates)
         counts, saved_s = [0] * len(candidates), -self._head_s
         if candidates:
-            saved_s += self._fill(counts, work_of(builder.rows), candidates, limit)
+            saved_s += self._fill(counts, self._cost.params.work(builder.rows), candidates, limit)
         drafted = any(counts)
         if not drafted and self._probes.untried:
             self._sample(counts, candidates, limit)
@@ -244,7 +244,7 @@ class MarginalPricing:
         """
         params, room_s = self._cost.params, self._room.seconds - self._spent_s
         sampling = [row.start + row.count for row in builder.rows if row.sample]
-        basket = _Basket(params, Work(decode_rows=len(sampling), decode_context=sum(sampling)), limit)
+        basket = _Basket(params, Work(decode_rows=len(sampling), decode_context=params.reads.of(*sampling)), limit)
         chains = []
         for index, (request, most) in enumerate(wanted):
             if request.request_id in self._room.first:
@@ -289,7 +289,7 @@ class MarginalPricing:
             if not plan.num_drafts:
                 duration_s = device_s
         if self._learns and plan.rows:
-            self._cost.observe(work_of(plan.rows, plan.ahead), duration_s)
+            self._cost.observe(self._cost.params.work(plan.rows, plan.ahead, plan.states), duration_s)
         return duration_s
 
     def ended(self, request: Request) -> None:

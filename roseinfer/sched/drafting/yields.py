@@ -78,7 +78,7 @@ class DraftYields:
         found, context = self.of(request.tenant) or DraftYield(), len(request.tokens)
         drafts = ceil(found.drafts)
         made = drafts if self.by_head else 0
-        return params.seconds(Work(0, 0.0, 1, context, 0, drafts, drafts * context, made, made))
+        return params.seconds(Work(0, 0.0, 1, params.reads.of(context), 0, drafts, drafts * context, made, made))
 
     def counted_tokens(self, request: Request, tpot_s: float, params: CostParams) -> float:
         """Return the tokens per step that a TPOT objective may count on: 1 if it needs no more, or if drafts do not

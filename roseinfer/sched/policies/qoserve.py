@@ -16,7 +16,6 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Status
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost.params import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policies.common.ledger import (
     RequestStages,
@@ -50,7 +49,7 @@ class QoServePolicy:
         self._lengths = known.lengths
         self.ledger = RequestStages(Track)
         self._paced: dict[str, float] = {}  # request -> outputs after which its pace is set again
-        self._batch: TpotBatch[Track] = TpotBatch(lambda tpot_s: MARGIN_SHARE)
+        self._batch: TpotBatch[Track] = TpotBatch(lambda tpot_s: MARGIN_SHARE, known.cost.params.reads)
         self._first_token_in_flight: list[Track] = []  # decoding, but their first token is still in flight
         self._seats = config.max_running
         self._budget_s = inf
@@ -78,7 +77,9 @@ class QoServePolicy:
             elif isinstance(event, Ended) and event.reason in COMPLETE:
                 self._lengths.finished(track.request, event.num_outputs)
         if isinstance(event, StepDone):
-            self._cost.observe(work_of(event.plan.rows, event.plan.ahead), event.duration_s)
+            self._cost.observe(
+                self._cost.params.work(event.plan.rows, event.plan.ahead, event.plan.states), event.duration_s
+            )
 
     def begin(self, view: View) -> Decision:
         self._promote()
@@ -155,8 +156,7 @@ class QoServePolicy:
         if slack == inf:
             return limit, inf
         params = self._cost.params
-        context = sum(len(track.tokens) for track in decoding)
-        decode_s = params.seconds(Work(0, 0.0, len(decoding), context))
+        decode_s = params.rows_s(len(decoding), params.reads.of(*[len(track.tokens) for track in decoding]))
         spare = slack - decode_s
         self._budget_s = max(slack, decode_s)
         return limit, spare
@@ -168,10 +168,11 @@ class QoServePolicy:
         for lead in view.waiting():
             found += [(self.ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
         token_s, pair_s, before_s = params.token_s, params.pair_s, params.chunk_context_s
+        state_tokens = params.reads.state_tokens
         # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each on average.
-        # A model with experts reads all of them in a step full of prompts.
+        # Windows are ignored. A model with experts reads all of them in a step full of prompts.
         prefill_s = [
-            left * (token_s + 0.5 * pair_s * (2 * n - left + 1)) + before_s * (n - left)
+            left * (token_s + 0.5 * pair_s * (2 * n - left + 1)) + before_s * (n - left + state_tokens)
             for n, left in [(len(track.tokens), left) for track, left in found]
         ]
         queued_s, constant_s = sum(prefill_s), params.step_s + params.experts_s(inf)

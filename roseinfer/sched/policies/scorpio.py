@@ -22,7 +22,6 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policies.common.ledger import MIN_OBJECTIVE_S, RequestStages, Track, latest_first_token_s
 from roseinfer.sched.policies.common.planned import CauseUpdates, ExplainedDecision
@@ -132,7 +131,9 @@ class ScorpioPolicy:
         if track is not None and isinstance(event, Queued) and not track.request.has_run:
             self._bound_whole(track)
         elif isinstance(event, StepDone):
-            self._cost.observe(work_of(event.plan.rows, event.plan.ahead), event.duration_s)
+            self._cost.observe(
+                self._cost.params.work(event.plan.rows, event.plan.ahead, event.plan.states), event.duration_s
+            )
         elif track is not None and isinstance(event, Ended) and event.reason in COMPLETE:
             self._lengths.finished(track.request, event.num_outputs)
 
@@ -262,7 +263,7 @@ class ScorpioPolicy:
     def estimate(self, rows: float, context: float, length: float) -> float:
         """Mean step time over the next `length` steps: the analytic model of the paper, times its inefficiency."""
         p = self._cost.params
-        linear_s = 0.5 * p.context_s * rows * (2 * context + length) + p.row_s * rows + p.step_s
+        linear_s = p.context_s * rows * p.reads.of(context + length / 2) + p.row_s * rows + p.step_s
         return self._eps * (linear_s + p.experts_s(rows))
 
     def _decoding(self, batch: VirtualBatch) -> list[Request]:

@@ -4,22 +4,22 @@ import pytest
 
 from roseinfer.core.plan import Row
 from roseinfer.sched.cost.drafts import DraftCost
-from roseinfer.sched.cost.params import CostParams, Work, work_of
+from roseinfer.sched.cost.params import CostParams, Work
 
 
 def test_features_of_a_plan() -> None:
     rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ())]
-    assert work_of(rows) == Work(2, 5 + 6, 1, 10, 4)
+    assert CostParams().work(rows) == Work(2, 5 + 6, 1, 10, 4)
     two = [row for start in (100, 30) for row in (rows[0], rows[1]._replace(start=start, count=5))]
-    assert work_of(two).prompt_context == 130 and work_of(two).decode_context == 20
-    assert work_of([]) == Work()
+    assert CostParams().work(two).prompt_context == 130 and CostParams().work(two).decode_context == 20
+    assert CostParams().work([]) == Work()
 
 
 def test_a_row_that_verifies_drafts_decodes_and_its_drafts_are_counted_apart() -> None:
     verifying = Row("c", 2, 20, 4, 4, True, 20, 0, (), (7, 8, 9))
     rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ()), verifying]
-    assert work_of(rows) == Work(2, 5 + 6, 2, 10 + 21, 4, 3, 3 * 21)
-    plain, drafted = Work(decode_rows=1, decode_context=21), work_of([verifying])
+    assert CostParams().work(rows) == Work(2, 5 + 6, 2, 10 + 21, 4, 3, 3 * 21)
+    plain, drafted = Work(decode_rows=1, decode_context=21), CostParams().work([verifying])
     assert plain.features == drafted.features
     params = CostParams(drafts=DraftCost(5e-4, 3e-5, 2e-5, 1e-5, 1e-8))
     assert params.seconds(drafted) == pytest.approx(params.seconds(plain) + 5e-4 + 3 * 3e-5 + 63e-8)
@@ -40,7 +40,7 @@ def test_drafts_are_told_apart_by_the_size_of_the_step(others: int, drafts: int,
 
 def test_drafts_that_a_head_makes_cost_a_constant_for_each_step_of_the_longest_chain_and_each_draft() -> None:
     rows = [Row(name, 0, 9, 1, 1, True, 9, 0, ()) for name in "abc"]
-    plain, drafting = work_of(rows), work_of(rows, (1, 0, 4))
+    plain, drafting = CostParams().work(rows), CostParams().work(rows, (1, 0, 4))
     assert (drafting.head_steps, drafting.head_drafts) == (4, 5) and not plain.has_drafts and drafting.has_drafts
     assert plain.features == drafting.features
     params = CostParams(drafts=DraftCost(verify_s=1.0, head_step_s=2e-4, head_draft_s=3e-6))

@@ -95,7 +95,7 @@ class BurstBudget:
         0: no step should grow.
         """
         p = self._cost.params
-        rows_s = p.row_s * len(view.running) + p.context_s * sum([len(request.tokens) for request in view.running])
+        rows_s = p.decode_s([len(request.tokens) for request in view.running])
         fixed_s = p.step_s + p.experts_s(inf)
         full_s = fixed_s + rows_s + token_s * self._config.max_num_batched_tokens
         if full_s < MIN_FULL_STEP_S or fixed_s < MIN_FIXED_SHARE * full_s:

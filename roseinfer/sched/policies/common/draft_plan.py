@@ -60,5 +60,5 @@ def _needed(plan: DraftPlan, priced: CostParams, tracks: Sequence[Track]) -> flo
     """Return the share of the machine that the decoding requests of `tracks` take."""
     steps = 1 / min([track.tpot_s * max(plan.tokens, track.least_tokens) for track in tracks])
     rows = sum([1 / track.tpot_s for track in tracks]) / plan.tokens
-    context = sum([len(track.tokens) / track.tpot_s for track in tracks]) / plan.tokens
+    context = sum([priced.reads.of(len(track.tokens)) / track.tpot_s for track in tracks]) / plan.tokens
     return priced.step_s * steps + priced.row_s * rows + priced.context_s * context

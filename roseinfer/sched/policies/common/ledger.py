@@ -5,6 +5,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from roseinfer.core.request import Request
+from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policy import Admitted, Ended, Event, Queued
 
@@ -138,7 +139,8 @@ class TpotBatch(Generic[T]):
     `context_per_s`: context tokens that have to be read for these, at each request's expected mean length.
     """
 
-    def __init__(self, margin_of: Callable[[float], float]) -> None:
+    def __init__(self, margin_of: Callable[[float], float], reads: ContextReads = WHOLE_CONTEXT) -> None:
+        self._reads = reads
         self.tracks: list[T] = []
         self._margin_of = margin_of
         self.smallest_s = inf
@@ -189,7 +191,7 @@ class TpotBatch(Generic[T]):
             if track.step_pace_s == self.smallest_s:
                 self.smallest_s = min(self._paces_s, default=inf)
         self.tokens_per_s -= 1 / track.step_pace_s
-        self.context_per_s -= mean_context(track) / track.step_pace_s
+        self.context_per_s -= self._reads.of(mean_context(track)) / track.step_pace_s
         if not self.tracks:  # drop rounding errors as well
             self.tokens_per_s = self.context_per_s = 0.0
 
@@ -218,7 +220,7 @@ class TpotBatch(Generic[T]):
         pace_s = track.step_pace_s
         self._paces_s[pace_s] = self._paces_s.get(pace_s, 0) + 1
         self.tokens_per_s += 1 / pace_s
-        self.context_per_s += mean_context(track) / pace_s
+        self.context_per_s += self._reads.of(mean_context(track)) / pace_s
 
     def context(self) -> list[int]:
         """Return the number of known tokens of each request."""
@@ -252,7 +254,7 @@ def latest_first_token_s(request: Request, length: float, params: CostParams) ->
     `length` is the expected number of output tokens. Later tokens are assumed to take as long as on an idle machine,
     which is a lower bound.
     """
-    alone_s = params.rows_s(1, request.prompt_len + length / 2)
+    alone_s = params.alone_s(request.prompt_len + length / 2)
     return e2e_deadline_s(request) - alone_s * max(0.0, length - 1)
 
 

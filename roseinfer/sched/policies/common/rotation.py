@@ -83,7 +83,7 @@ class BurstRotation(DecodeRotation):
         if wanted < view.token_budget or _lacks_blocks(running, view):
             return None
         p = self._cost.params
-        rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
+        rows_s = p.decode_s([len(request.tokens) for request in decoding])
         fixed_s = p.step_s + p.experts_s(inf)
         prompts_s = self._prompts_s + fixed_s + wanted * prompt_token_s(self._cost, filling, view)
         if rows_s <= self._share * (rows_s + prompts_s) or prompts_s > MAX_GAP_S:

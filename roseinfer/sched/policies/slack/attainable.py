@@ -39,7 +39,7 @@ def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float 
 def _least_s(machine: StepMachine, track: SlackTrack, reason: str) -> float:
     """Return a lower bound on the value."""
     state = machine.state
-    alone_s = deadlines.MIN_PACE_STEPS * state.params.rows_s(1, len(track.tokens) + track.length)
+    alone_s = deadlines.MIN_PACE_STEPS * state.params.alone_s(len(track.tokens) + track.length)
     if reason == "tpot":
         return max(alone_s, state.price.pace_s)
     first_s = machine.now_s - track.request.arrival_s + machine.view.load_s(track.request)

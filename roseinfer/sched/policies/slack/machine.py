@@ -108,8 +108,7 @@ class StepMachine:
             return max(0.0, seconds)
         if self.smallest_s == inf:
             p, full_s = self.state.params, self.full_s
-            leftover = self.state.unpromised
-            leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
+            leftover_s = p.decode_s([len(track.tokens) for track in self.state.unpromised.values()])
             return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
         usable_share = self.usable_share(self.smallest_s)
         left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.params)

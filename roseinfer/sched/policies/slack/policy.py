@@ -23,7 +23,6 @@ from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast
-from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.cost.speed import MIN_STALL_RATIO
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT
 from roseinfer.sched.estimates import Estimates
@@ -91,7 +90,7 @@ class SlackPolicy:
         if not state.promised and only_decodes and event.plan.step % 4 and known:
             self._predicted_s = 0.0
             return  # every fourth step is enough to keep the model up to date
-        work = work_of(event.plan.rows, event.plan.ahead)
+        work = state.cost.params.work(event.plan.rows, event.plan.ahead, event.plan.states)
         state.cost.observe(work, duration_s)
         self._predicted_s = state.cost.predicted_s
         if duration_s > MIN_STALL_RATIO * self._predicted_s:

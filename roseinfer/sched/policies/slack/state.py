@@ -40,7 +40,7 @@ class SlackState:
         self.yields = known.yields
         self.ledger = RequestStages(SlackTrack)
         self.margins = Margins()
-        self.batch: TpotBatch[SlackTrack] = TpotBatch(self.margins.of)
+        self.batch: TpotBatch[SlackTrack] = TpotBatch(self.margins.of, known.cost.params.reads)
         self.unpromised: dict[str, SlackTrack] = {}
         self.plan = NO_DRAFTS
         self._priced = (known.cost.params, NO_DRAFTS, known.cost.params)
@@ -102,7 +102,7 @@ class SlackState:
 
     def token_s(self, context: int, length: float) -> float:
         """Return the mean machine time of a row in a step, over `length` output tokens after `context` others."""
-        return self.params.row_s + self.params.context_s * (context + length / 2)
+        return self.params.row_s + self.params.context_s * self.params.reads.of(context + length / 2)
 
     def decode_s(self, context: int, length: float) -> float:
         """Return the machine time of `length` output tokens after `context` others."""
@@ -136,7 +136,7 @@ class SlackState:
 
     def alone_s(self, track: Track) -> float:
         """Return the time of a step with this request alone."""
-        return self.cost.params.rows_s(1, len(track.tokens))
+        return self.cost.params.alone_s(len(track.tokens))
 
     def usable_share(self, smallest_s: float) -> float:
         """Return the share of the time left by margin and stalls, at this smallest TPOT objective (inf: none)."""

@@ -68,13 +68,13 @@ class SlackStep:
             for t, left in found
         ]
         self._tracks = list(state.batch.tracks)
-        self.seconds = self._params.rows_s(len(self._tracks), sum(self._measured.context))
+        self.seconds = self._params.rows_s(len(self._tracks), self._params.reads.of(*self._measured.context))
         prompts.sort(key=self._urgency)
         room_s = self._room(prompts, admission.machine)
         self._take_turns()
         chunks, starts = self._share(prompts, room_s)
         if state.plan.drafts and self._tracks:
-            tokens = sum([len(track.tokens) for track in self._tracks])
+            tokens = self._params.reads.of(*[len(track.tokens) for track in self._tracks])
             self._drafts_s = self.seconds_of(tokens, self._params) - self.seconds_of(tokens, state.cost.params)
         rows, yielding = [track.request for track in self._tracks], set(admission.yields)
         rows += self._leftovers(yielding, len(rows) + sum(chunks.values()))
@@ -103,7 +103,7 @@ class SlackStep:
         first = [*state.strict, *self._late()] if state.plan.drafts else state.strict
         return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
 
-    def seconds_of(self, context: int, params: CostParams) -> float:
+    def seconds_of(self, context: float, params: CostParams) -> float:
         """Return the time of a step with its rows only."""
         return params.rows_s(len(self._tracks), context)
 
