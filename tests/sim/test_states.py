@@ -89,6 +89,14 @@ def test_objectives_are_kept_or_refused_for_want_of_a_slot(policy: str) -> None:
     assert set(waits) == {Cause.SLOTS} and len(waits) > 50
 
 
+def test_requests_without_objectives_give_their_slots_up_once_as_they_do_with_blocks() -> None:
+    result = simulated("slack", short_of_slots(4))
+    rest, promised = result.lifetimes[:4], result.lifetimes[4:]
+    assert all(life.served for life in rest) and 0 < result.preemptions <= 4
+    assert sum(life.good for life in promised) > 50 and all(life.good for life in promised if life.served)
+    assert {life.rejection.cause for life in promised if life.rejection is not None} == {Cause.SLOTS}
+
+
 def test_states_are_an_option_of_simulate() -> None:
     assert CostConfig().machine.states is None
     for wrong in ({"state_slots": 0}, {"state_us": 5.0}):

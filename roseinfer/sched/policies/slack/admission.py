@@ -58,33 +58,34 @@ class StepAdmission:
                 continue
             rule, cause = objection
             self._state.set_cause(track, cause)
-            if rule is rules.kv_blocks and not rules.time_for_prompt(self.machine, candidate):
+            held = rule is rules.kv_blocks or cause is Cause.SLOTS  # other requests hold the memory that it lacks
+            if held and not rules.time_for_prompt(self.machine, candidate):
                 self.yields += self._could_yield(track)
             if candidate.price is None:
                 self.default_cause = cause
-            if self._blocks_others(candidate, rule):
+            if self._blocks_others(candidate, rule, held):
                 return
 
-    def _blocks_others(self, candidate: WaitingCandidate, rule: rules.Rule) -> bool:
-        """True if no later request may overtake it: it lacks time for any pace, or has run before and lacks blocks."""
-        if rule is rules.kv_blocks:
+    def _blocks_others(self, candidate: WaitingCandidate, rule: rules.Rule, held: bool) -> bool:
+        """True if no later request may overtake it: it lacks time for any pace, or has run before and lacks memory."""
+        if held:
             return candidate.track.request.has_run or bool(self.yields)
         return rule in rules.IN_TURN and candidate.smallest_s == self.machine.smallest_s
 
     def _could_yield(self, track: SlackTrack) -> list[Request]:
-        """Return unpromised requests whose KV blocks suffice for the prompt of this one; none if there are too few. No
-        request is preempted twice for this, or a long one would compute its prompt again and again.
+        """Return unpromised requests whose KV blocks and slots suffice for the prompt of this one; none if they do not.
+        No request is preempted twice for this, or a long one would compute its prompt again and again.
         """
         size, chosen = self._view.block_size, list[Request]()
-        lacking = self.machine.blocks_of(track) - self.machine.blocks
+        lacking, slots = self.machine.blocks_of(track) - self.machine.blocks, int(self.machine.seats <= 0)
         for other in reversed(self._state.unpromised.values()):
-            if lacking <= 0:
+            if lacking <= 0 and len(chosen) >= slots:
                 break
             is_free = other.is_demoted or other.request.slo is None
             if is_free and not other.request.preemptions and other.request not in self.yields:
                 chosen.append(other.request)
                 lacking -= other.request.planned // size
-        return [] if lacking > 0 else chosen
+        return [] if lacking > 0 or len(chosen) < slots else chosen
 
     def _first_of(self, entries: list[Entry]) -> Iterator[SlackTrack]:
         """Iterate over the first entries that could start, each followed by the samples that start with it."""
