@@ -135,15 +135,17 @@ class AdapterSlots:
         draining = self._draining
         if draining is not None and next(iter(self._wanted), draining.digest) == draining.digest:
             self._stop_draining(draining)
+        is_next = True
         for digest in list(self._wanted):
             if digest in self._slot_of:
                 continue  # its slot drains for one that is wanted longer
             adapter = next(iter(self._waiting[digest].values())).meta.adapter
             assert adapter is not None
             if digest not in self.host:
-                self.host.want(adapter, self._is_needed)
+                self.host.want(adapter, self._is_needed, is_next)
             elif self._new_load is None:
                 self._find_slot(digest)
+            is_next = False
 
     def _is_needed(self, digest: str) -> bool:
         """True if the copy in host memory is about to be loaded."""

@@ -54,16 +54,16 @@ class HostAdapters:
         return 0.0 if adapter.digest in self._copies else adapter.num_bytes * self.read_s_per_byte
 
     # --- reads --------------------------------------------------------------------------------------------------
-    def want(self, adapter: Adapter, needed: Callable[[str], bool]) -> None:
+    def want(self, adapter: Adapter, needed: Callable[[str], bool], is_next: bool) -> None:
         """Begin to read an adapter that a request waits for, unless it is being read or there is no room for it.
 
-        `needed(digest)`: True for copies that a waiting request needs. If only these are left, one read at a time may
-        exceed the budget, so that requests for a large adapter are served.
+        `needed(digest)`: True for copies that a waiting request needs. `is_next`: it is the next one to load; then it
+        may exceed the budget, so that requests for a large adapter are served.
         """
         if any(read.digest == adapter.digest for read in self._pending):
             return
         reading = sum(read.num_bytes for read in self._pending)
-        if self._make_room(reading + adapter.num_bytes, needed) or not self._pending:
+        if self._make_room(reading + adapter.num_bytes, needed) or (is_next and not self._pending):
             self._begin(_PendingRead(adapter.name, adapter.path, adapter.num_bytes, adapter.digest))
 
     def _begin(self, read: _PendingRead) -> None:

@@ -227,3 +227,14 @@ def test_promises_say_where_adapters_are() -> None:
     assert promise.adapter_s(keys[2], SIZE) == pytest.approx(0.002), "a slot is unused"
     assert promise.adapter_s(1, SIZE) == pytest.approx(0.002 + SIZE / 1e9)
     assert make_core().promise(0.0).adapter_s(keys[0], SIZE) == 0.0
+
+
+def test_waiting_requests_do_not_fill_host_memory_beyond_the_budget() -> None:
+    core = make(num_slots=1, host=2, calls=1)
+    add(core, "running", [5, 6, 7], adapter=A, ignore_eos=True, max_tokens=60)
+    steps(core, 3)
+    for name in "cdefgh":
+        add(core, name, [5, 6, 7], adapter=adapter(name), ignore_eos=True)
+    steps(core, 20, 0.001)
+    assert core.stats().adapters.host_bytes <= 2 * SIZE
+    assert len(run_dry(core)) == 7
