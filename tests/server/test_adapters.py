@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.adapters import Adapter
+from tests.server.console.feeds import looking
 from tests.server.live import LiveServer
 
 VERSE, PROSE = (Adapter("", digest * 64, "", 8, 1000) for digest in "ab")
@@ -109,3 +110,8 @@ def test_the_routes_of_vllm(loaded: LiveServer) -> None:
     assert names(loaded) == ["fake", "poet", "bard"]
     assert loaded.post(UNLOAD, {"lora_name": "bard", "lora_int_id": 1}).text.startswith("Success")
     assert loaded.post(UNLOAD, {"lora_name": "bard"}).status_code == 404
+
+
+def test_the_console_offers_it(loaded: LiveServer) -> None:
+    with looking(loaded.url) as events:
+        assert next(events)[1]["models"] == ["fake", "poet"]

@@ -21,7 +21,7 @@ def hello(models: ServedModels) -> dict[str, Any]:
     policy = {"name": info.policy.name, "sheds": info.policy.sheds, "priorities": info.policy.priorities}
     return {
         "version": __version__,
-        "models": list(models.names),
+        "models": models.all_names(),
         "policy": policy,
         "classes": {name: objectives_json(each.slo) for name, each in service.slo_classes.classes.items()},
         "sampling": conversation_sampling(info.facts.default_sampling),

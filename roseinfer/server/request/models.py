@@ -32,6 +32,10 @@ class ServedModels:
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 
+    def all_names(self) -> list[str]:
+        """Return the names of the models, and those of their LoRA adapters."""
+        return [*self.names, *(name for service in self.services for name in service.adapters())]
+
     def find(self, name: str | None, param: str = "model") -> Service:
         """Return the model of this name, or the only model for None.
 
@@ -43,8 +47,7 @@ class ServedModels:
             return self.first
         found = self._by_name.get(name) or next((one for one in self.services if name in one.adapters()), None)
         if found is None:
-            adapters = (adapter for service in self.services for adapter in service.adapters())
-            raise model_not_found(name, (*self.names, *adapters))
+            raise model_not_found(name, self.all_names())
         return found
 
     def of(self, body: Mapping[str, Any]) -> Service:
