@@ -43,10 +43,12 @@ _IGNORED = {
 }
 # Other ways to initialise change the base model as well.
 _INITS = (True, False, None, "gaussian", "orthogonal", "eva")
-# Regular expressions whose matching takes polynomial time: only single characters are repeated, and few of them.
+# Regular expressions whose matching takes little time: only single characters are repeated, few of them, and there are
+# few ways through the alternatives of all groups.
 _PATTERN = re.compile(r"\^?(?:\\\.|(?:\\d|\.|\[[\w-]+\])[*+]?|[\w-]|[()|])+\$?", re.ASCII)
 _MAX_PATTERN_CHARS = 200
 _MAX_REPEAT_COUNT = 2
+_MAX_CHOICES_COUNT = 64
 MAX_PATTERNS_COUNT = 4096
 MAX_REPEATING_COUNT = 64
 
@@ -172,6 +174,22 @@ def _compiled(name: str, key: str) -> re.Pattern[str]:
     if simple is None or _repeats(key) > _MAX_REPEAT_COUNT:
         raise _FieldError(f"{name}: the pattern {shortened(key)} is not supported")
     try:
-        return re.compile(rf"(.*\.)?({key})$", re.ASCII)
+        compiled = re.compile(rf"(.*\.)?({key})$", re.ASCII)
     except re.error:
         raise _FieldError(f"{name}: the pattern {shortened(key)} is not a regular expression") from None
+    if _choices(key) > _MAX_CHOICES_COUNT:
+        raise _FieldError(f"{name}: the pattern {shortened(key)} is not supported (too many alternatives)")
+    return compiled
+
+
+def _choices(pattern: str) -> int:
+    """Return the product of the numbers of alternatives of all groups. A repeated character counts as four of them."""
+    found, inside = 4 ** _repeats(pattern), [1]
+    for char in f"({pattern})":
+        if char == "(":
+            inside.append(1)
+        elif char == "|":
+            inside[-1] += 1
+        elif char == ")":
+            found *= inside.pop()
+    return found * inside.pop()

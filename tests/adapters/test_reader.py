@@ -80,6 +80,8 @@ def test_patterns_and_rslora_in_every_dtype(folder: Path, dtype: torch.dtype, rs
         (r"layers\.\d+\.mlp\.up_proj", [UP]),
         (r"model.layers.[01]+.(mlp|self_attn).[a-z_]+", [Q, UP]),
         (r"^model\.layers\.10\..*$", [UP]),
+        (f"layers.({'|'.join(map(str, range(16)))}).self_attn.*", [Q]),
+        (".*(self_attn|mlp).*(q|up)_proj", [Q, UP]),
         ("layers.1", []),
     ],
 )
@@ -90,7 +92,22 @@ def test_patterns_match_the_end_of_a_path(folder: Path, pattern: str, matches: l
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+", "(a|b)*", "a{2,}", "(?i)q", "a*?b", ".*.*.*", "(", "x" * 201, r"\w+", "a+"]
+    "pattern",
+    [
+        "(a+)+",
+        "(a|b)*",
+        "a{2,}",
+        "(?i)q",
+        "a*?b",
+        ".*.*.*",
+        "(",
+        "x" * 201,
+        r"\w+",
+        "a+",
+        "(a|a)" * 7,
+        "(a|.*)(.*|b)(c|d)",
+        "a)" + "|(a|b)" * 7 + "|(c",
+    ],
 )
 def test_patterns_that_could_take_long_are_refused(folder: Path, pattern: str) -> None:
     change_config(folder, rank_pattern={pattern: 4})
