@@ -39,6 +39,8 @@ class AdapterPaths:
         if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
             raise InvalidRequestError(f"invalid adapter path (expected 1 to {MAX_PATH_CHARS} characters)", "path")
         folder = os.path.realpath(os.path.join(self._root or "", path))
+        if not _is_text(folder):
+            raise InvalidRequestError(f"adapter path {path!r} leads to a folder whose name is not UTF-8", "path")
         if folder in self._folders:
             return folder
         read = (folder, *(os.path.realpath(os.path.join(folder, name)) for name in FOLDER_FILES))
@@ -46,6 +48,15 @@ class AdapterPaths:
             return folder
         where = "--lora-dir is not set" if self._root is None else "only folders and files below --lora-dir are"
         raise InvalidRequestError(f"adapter path {path!r} is not allowed: {where}", "path")
+
+
+def _is_text(path: str) -> bool:
+    """True if messages can name this path."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_below(folder: str, root: str) -> bool:

@@ -1,5 +1,6 @@
 """Adapters of an engine: which folders it reads, and who gets the result."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_a_link_that_changes_after_the_start_leads_nowhere_else(tmp_path: Path) 
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(InvalidRequestError, match="is not allowed"):
         paths.resolve(str(tmp_path / "link"))
+
+
+def test_links_to_folders_without_a_name_in_unicode_are_not_followed(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    os.symlink(folder, tmp_path / "link")
+    with pytest.raises(InvalidRequestError, match="'link' leads to a folder whose name is not UTF-8"):
+        AdapterPaths(AdapterConfig(lora_dir=str(tmp_path))).resolve("link")
 
 
 @pytest.mark.parametrize("name", FOLDER_FILES)
