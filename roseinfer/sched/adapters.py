@@ -128,9 +128,11 @@ class AdapterSlots:
     def begin(self, now_s: float) -> None:
         """Begin a plan: end requests whose adapter cannot be read, and choose what to read, load and replace."""
         self._now_s = now_s
-        for digest, error in self.host.poll(self._is_needed):
-            for request in list(self._waiting.get(digest, {}).values()):
-                self._fail(request, error, now_s)
+        for failed in self.host.poll(self._is_needed):
+            for request in list(self._waiting.get(failed.digest, {}).values()):
+                adapter = request.meta.adapter
+                if adapter is not None and adapter.path == failed.path:
+                    self._fail(request, failed.error, now_s)
         self._place_joined()
         draining = self._draining
         if draining is not None and next(iter(self._wanted), draining.digest) == draining.digest:

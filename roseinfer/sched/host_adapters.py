@@ -18,6 +18,14 @@ class _PendingRead(NamedTuple):
     digest: str
 
 
+class FailedRead(NamedTuple):
+    """Read that did not give the adapter that requests wait for. Another folder may hold it."""
+
+    digest: str
+    path: str
+    error: str
+
+
 class HostAdapters:
     """Adapters that one engine holds in host memory, and its reads.
 
@@ -70,10 +78,8 @@ class HostAdapters:
         self._pending.append(read)
         self._files.read(read.name, read.path)
 
-    def poll(self, needed: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """Take in the reads that are done, also those of other callers. Return the digests that could not be read, each
-        with the error.
-        """
+    def poll(self, needed: Callable[[str], bool]) -> list[FailedRead]:
+        """Take in the reads that are done, also those of other callers. Return those that gave something else."""
         failed = []
         for read in self._files.take_read():
             self.reads += 1
@@ -88,7 +94,8 @@ class HostAdapters:
             self._pending.remove(pending)
             if pending.digest not in self._copies:
                 problem = read.error or "its files have changed since it was loaded"
-                failed.append((pending.digest, f"LoRA adapter {read.name!r} cannot be read: {problem}"))
+                error = f"LoRA adapter {read.name!r} cannot be read: {problem}"
+                failed.append(FailedRead(pending.digest, read.path, error))
         self._make_room(0, needed)
         return failed
 

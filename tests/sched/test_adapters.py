@@ -169,6 +169,14 @@ def test_an_unreadable_adapter_ends_its_requests_only() -> None:
     assert core.stats().adapters.failures == 1
 
 
+def test_an_unreadable_folder_ends_no_request_that_names_another_one() -> None:
+    core = make(folders={"/gone": "no such folder", "/copy": A})
+    add(core, "x", [5, 6, 7], adapter=A._replace(path="/gone"))
+    add(core, "y", [5, 6, 7], adapter=A._replace(path="/copy"))
+    done = run_dry(core)
+    assert done["x:0"].end.reason is FinishReason.ERROR and done["y:0"].end.reason is not FinishReason.ERROR
+
+
 def test_adapters_that_others_read_are_in_host_memory() -> None:
     files = FakeAdapterFiles(folders={B.path: "broken"})
     core = core_with(make_slots(files), files)
