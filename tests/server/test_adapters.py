@@ -1,11 +1,13 @@
 """LoRA adapters of a server: named as models, loaded, replaced and dropped at run time."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roseinfer.core.adapters import Adapter
+from tests.server.conftest import Serve
 from tests.server.console.feeds import looking
 from tests.server.live import LiveServer
 
@@ -55,6 +57,19 @@ def test_a_request_names_it_as_its_model(loaded: LiveServer, path: str, body: di
     loaded.post(path, body if path == "/v1/completions" else body | {"model": "fake"})
     adapters = [request.prompt.meta.adapter for request in loaded.engine.requests]
     assert adapters == [VERSE._replace(name="poet", path="verse"), None, None]
+
+
+def test_a_request_has_the_class_of_the_model(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "classes.toml"
+    file.write_text('[classes.slow]\nttft_ms = 1000\nallow_priority = false\n[models]\nfake = "slow"\n')
+    server = serve(slo_classes=str(file))
+    server.engine.folders = {"verse": VERSE}
+    server.post("/v1/lora_adapters", {"name": "poet", "path": "verse"})
+    for name in ("fake", "poet"):
+        assert server.post("/v1/completions", {"prompt": "hello", "model": name}).status_code == 200
+        assert server.engine.requests[-1].prompt.meta.slo.ttft_s == 1.0
+        refused = server.post("/v1/completions", {"prompt": "hello", "model": name, "priority": -1})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
 
 
 def test_a_name_can_be_given_to_another_adapter(loaded: LiveServer) -> None:

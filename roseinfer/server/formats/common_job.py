@@ -36,8 +36,9 @@ def read_objectives(call: RequestContext, request: ObjectiveFields, model: str, 
     classes = call.service.slo_classes
     if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
         warnings.append("service_tier")
-    found = objectives(request, call.headers, call.arrival_s, classes, model, call.key, call.backend.info.policy)
     adapter = call.service.adapter(model)
+    base = model if adapter is None else call.service.served_names[0]
+    found = objectives(request, call.headers, call.arrival_s, classes, base, call.key, call.backend.info.policy)
     if adapter is not None:
         found = replace(found, meta=replace(found.meta, adapter=adapter))
     deadlines_s = [by_s for by_s in (found.meta.deadline_s, found.first_token_by_s) if by_s is not None]
