@@ -95,9 +95,10 @@ class EngineLostError(RequestFailedError):
         self.retry_s = retry_s
 
 
-# Prefixes by which `request_failure` recognises errors that the runner reports as text.
+# Prefixes by which `request_failure` recognises errors that the engine reports as text.
 NO_TOKEN_ALLOWED = "no token is allowed next: "
 CONSTRAINT_TOO_SLOW = "the output's constraint takes too much of the engine's time: "
+ADAPTER_UNREADABLE = "LoRA adapter cannot be read: "
 
 
 class NoTokenAllowedError(RequestFailedError):
@@ -108,11 +109,21 @@ class ConstraintTooSlowError(RequestFailedError):
     """The constraint takes so long per token that other requests would wait; the caller must simplify it."""
 
 
+class AdapterUnreadableError(RequestFailedError):
+    """The files of the request's LoRA adapter are gone or have changed; somebody must load it again."""
+
+
+_FAILURES = {
+    NO_TOKEN_ALLOWED: NoTokenAllowedError,
+    CONSTRAINT_TOO_SLOW: ConstraintTooSlowError,
+    ADAPTER_UNREADABLE: AdapterUnreadableError,
+}
+
+
 def request_failure(reason: str) -> RequestFailedError:
     """Return the error for a request that failed for this reason."""
-    if reason.startswith(NO_TOKEN_ALLOWED):
-        return NoTokenAllowedError(reason)
-    return (ConstraintTooSlowError if reason.startswith(CONSTRAINT_TOO_SLOW) else RequestFailedError)(reason)
+    kinds = (kind for prefix, kind in _FAILURES.items() if reason.startswith(prefix))
+    return next(kinds, RequestFailedError)(reason)
 
 
 class TokenizerFailedError(RoseinferError):

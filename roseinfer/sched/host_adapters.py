@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from roseinfer.core.adapters import Adapter, AdapterFiles
+from roseinfer.core.errors import ADAPTER_UNREADABLE
 
 DEFAULT_READ_BYTES_PER_S = 1e9  # before any read was measured: a file in the page cache, hashed and converted
 _READ_GAIN_SHARE = 0.5  # weight of a read in the smoothed seconds per byte
@@ -94,7 +95,7 @@ class HostAdapters:
             self._pending.remove(pending)
             if pending.digest not in self._copies:
                 problem = read.error or "its files have changed since it was loaded"
-                error = f"LoRA adapter {read.name!r} cannot be read: {problem}"
+                error = f"{ADAPTER_UNREADABLE}{read.name!r}: {problem}"
                 failed.append(FailedRead(pending.digest, read.path, error))
         self._make_room(0, needed)
         return failed

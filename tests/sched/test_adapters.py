@@ -3,7 +3,7 @@
 import pytest
 
 from roseinfer.core.adapters import adapter_key
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import ADAPTER_UNREADABLE, InvalidRequestError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
@@ -163,7 +163,7 @@ def test_an_unreadable_adapter_ends_its_requests_only() -> None:
     for name, problem in (("a", "no such folder"), ("b", "its files have changed")):
         for sample in (0, 1):
             end = done[f"{name}:{sample}"].end
-            assert end.reason is FinishReason.ERROR and end.error.startswith(f"LoRA adapter '{name}' cannot be read")
+            assert end.reason is FinishReason.ERROR and end.error.startswith(f"{ADAPTER_UNREADABLE}'{name}': ")
             assert problem in end.error
     assert all(done[f"{name}:{sample}"].reason is not FinishReason.ERROR for name in ("c", "base") for sample in (0, 1))
     assert core.stats().adapters.failures == 1

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from roseinfer.core.errors import (
+    AdapterUnreadableError,
     ConstraintTooSlowError,
     EngineClosedError,
     EngineDeadError,
@@ -312,6 +313,10 @@ def as_api_error(error: Exception) -> ApiError:
             "or a smaller n"
         )
         return bad_request(message, code="constraint_too_slow")
+    if isinstance(error, AdapterUnreadableError):
+        log.error("%s", error)
+        message = "The files of the request's LoRA adapter are gone or have changed: load it again"
+        return bad_request(message, "model", "adapter_not_loaded")
     if isinstance(error, EngineLostError):
         return engine_lost(error)
     if isinstance(error, RequestFailedError):
