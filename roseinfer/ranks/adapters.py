@@ -30,8 +30,11 @@ class LeadingAdapters:
         self._ready = files.take_read()
         self._own: deque[AdapterRead] = deque()  # not yet read by all ranks
         self._held = {result.adapter.digest for result in self._ready if result.adapter is not None}
+        self._unusable: set[str] = set()  # what ranks may hold parts of, to be freed after all reads
+        self._num_reading = 0
 
     def read(self, name: str, path: str) -> None:
+        self._num_reading += 1
         self._others.send(self._calls.read(name, path))
         self._files.read(name, path)
 
@@ -39,7 +42,12 @@ class LeadingAdapters:
         self._own += self._files.take_read()
         done, self._ready = self._ready, []
         while self._own and (others := self._others.take_reads()) is not None:
+            self._num_reading -= 1
             done.append(self._combined(self._own.popleft(), others))
+        if not self._num_reading:  # else a later read may hold the same content on all ranks
+            for digest in self._unusable - self._held:
+                self.forget(digest)
+            self._unusable.clear()
         return done
 
     def forget(self, digest: str) -> None:
@@ -53,8 +61,7 @@ class LeadingAdapters:
             assert own.adapter is not None
             self._held.add(own.adapter.digest)
             return own
-        for digest in problem.held - self._held:
-            self.forget(digest)
+        self._unusable |= problem.held
         return own._replace(adapter=None, error=problem.error)
 
 

@@ -92,6 +92,18 @@ def test_a_failed_read_keeps_the_same_adapter_from_before() -> None:
     assert own.forgotten == [GOOD] and others.sent[-1] == ("forget", GOOD)
 
 
+def test_what_a_later_read_holds_on_all_ranks_is_kept() -> None:
+    files, own, others = leading(a="content")
+    for name in ("before", "after"):  # the folder changes while ranks read it for the first time
+        files.read(name, "/a")
+    others.answers.append([RankRead(OTHER), RankRead(GOOD)])
+    (found,) = files.take_read()
+    assert found.adapter is None and not own.forgotten
+    others.answers.append([RankRead(GOOD), RankRead(GOOD)])
+    (found,) = files.take_read()
+    assert found.adapter is not None and own.forgotten == [OTHER]
+
+
 def test_a_rank_reads_and_forgets_between_steps() -> None:
     size, files = 1 << 16, FakeAdapterFiles()
     writer, calls = RingWriter(1, lambda: None, size), CallWriter()
