@@ -113,7 +113,8 @@ class AdapterRegistry:
         taken, self._refused = self._refused, []
         for read in self._files.take_read():
             path, done = self._finish(read)
-            read = read._replace(path=path, adapter=read.adapter and read.adapter._replace(path=path))
+            error = read.error and read.error.replace(read.path, path)
+            read = read._replace(path=path, adapter=read.adapter and read.adapter._replace(path=path), error=error)
             if done is not None:
                 done(read)
             if done is None or read.adapter is not None:
