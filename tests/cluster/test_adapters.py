@@ -127,7 +127,7 @@ async def test_other_content_replaces_a_name_on_all_engines(site: Site) -> None:
 async def test_an_engine_that_cannot_load_is_named_and_no_name_changes(site: Site) -> None:
     client = await site.client()
     site.files[1].contents.clear()
-    with pytest.raises(InvalidRequestError, match=r"engine 1: no adapter in '.*/a'") as raised:
+    with pytest.raises(InvalidRequestError, match=r"engine 1: no adapter in 'a'") as raised:
         await client.put_adapter("x", "a")
     assert raised.value.code == "adapter_not_loaded"
     for path in ("/etc", "../a"):
