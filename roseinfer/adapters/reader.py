@@ -13,7 +13,7 @@ from safetensors.torch import load as load_safetensors
 
 from roseinfer.adapters.config import CONFIG_FILE, PeftConfig
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
-from roseinfer.core.json_file import field_name
+from roseinfer.core.json_file import field_name, shortened
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLE_FILE = "adapter_model.bin"
@@ -68,7 +68,7 @@ def read_adapter(folder: Path, max_rank: int, max_bytes: int) -> AdapterFile:
     config = PeftConfig.read(folder)
     if config.max_rank > max_rank:
         raise UnsupportedModelError(
-            f"{folder / CONFIG_FILE}: a rank is {config.max_rank}, more than lora_max_rank ({max_rank})"
+            f"{folder / CONFIG_FILE}: a rank is {shortened(config.max_rank)}, more than lora_max_rank ({max_rank})"
         )
     path = folder / WEIGHTS_FILE
     if not path.is_file():
@@ -117,7 +117,7 @@ def _changes(tensors: Mapping[str, torch.Tensor], config: PeftConfig) -> dict[st
     if len(tensors) > MAX_TENSOR_COUNT:
         raise _TensorError(f"there are {len(tensors)} tensors, more than {MAX_TENSOR_COUNT}")
     for name, tensor in tensors.items():
-        match = _TENSOR.fullmatch(name) if len(name) <= MAX_NAME_CHARS else None
+        match = _TENSOR.fullmatch(name) if len(name) <= MAX_NAME_CHARS and name.isprintable() else None
         if match is None:
             unknown.append(field_name(name))
             continue

@@ -261,6 +261,15 @@ def test_long_names_are_not_matched(folder: Path) -> None:
         read(folder)
 
 
+def test_messages_stay_short_and_printable(folder: Path) -> None:
+    change_tensors(folder, **{"a\x1b[2J__lora_A__weight": torch.ones(4, 8)})
+    with pytest.raises(UnsupportedModelError, match=r"linear layer: 'a\\x1b\[2J\.lora_A\.weight'$"):
+        read(folder)
+    change_config(folder, r=10**4000)
+    with pytest.raises(UnsupportedModelError, match=r"a rank is 10{199}\.\.\., more than"):
+        read(folder)
+
+
 def test_names_without_the_prefix_are_the_same(folder: Path) -> None:
     before = read(folder)
     path = folder / "adapter_model.safetensors"
