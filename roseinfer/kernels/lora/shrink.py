@@ -2,7 +2,8 @@
 
 Few rows: a program takes some columns of one row over the whole width, with the norm before it. More rows: a program
 takes a tile of tokens and one slot, and leaves at once if no token has it. So nothing is sorted, and the host need not
-know which tokens have which adapter. Sums are float32, and a row's do not depend on the other rows.
+know which tokens have which adapter. Sums are float32. Their order depends on the number of tokens of the step, not on
+the other rows.
 """
 
 import torch
