@@ -34,7 +34,8 @@ class _Slot:
     """Slot of the device, and the seated requests that use it by id, ended ones in flight included.
 
     `loading`: a step in flight copies its adapter. `draining`: no further request takes it. `used`: number of its last
-    use; a greater one is later. `since_s`: when its adapter came.
+    use; a greater one is later. `since_s`: when its adapter came. `busy_since_s`: when a request took it that no other
+    used.
     """
 
     number: int
@@ -44,6 +45,7 @@ class _Slot:
     draining: bool = False
     used: int = 0
     since_s: float = 0.0
+    busy_since_s: float = 0.0
 
 
 class AdapterSlots:
@@ -107,6 +109,8 @@ class AdapterSlots:
         assert self.is_usable(digest), "its adapter is not in a slot"
         self.leave(request)
         slot = self._slot_of[digest]
+        if not slot.users:
+            slot.busy_since_s = self._now_s
         slot.users[request.request_id] = request
         slot.used = next(self._uses)
         return slot.number
@@ -273,9 +277,19 @@ class AdapterSlots:
         """Return the seconds until a slot is free for an adapter, with `ahead` others before it."""
         if self._now_s >= self._waits_until_s or not self._waits_s:
             self._waits_until_s = self._now_s + WAITS_VALID_S
-            self._waits_s = sorted(0.0 if self._is_replaceable(slot) else self._drain_s(slot) for slot in self._slots)
+            self._waits_s = sorted(map(self._free_s, self._slots))
         rounds, place = divmod(ahead, len(self._slots))
         return self._waits_s[place] + rounds * self._waits_s[-1]
+
+    def _free_s(self, slot: _Slot) -> float:
+        """Return the seconds until a slot is probably free: 0 if it can be replaced. One that is in use for longer than
+        its requests take seems to get new ones until it drains.
+        """
+        if self._is_replaceable(slot):
+            return 0.0
+        drain_s = self._drain_s(slot)
+        renewed = not slot.draining and self._now_s - slot.busy_since_s > drain_s
+        return drain_s + DRAIN_AFTER_S if renewed else drain_s
 
     def _drain_s(self, slot: _Slot) -> float:
         """Return the seconds until the requests that use a slot have probably ended."""

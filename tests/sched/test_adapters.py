@@ -222,6 +222,22 @@ def test_seconds_of_residency() -> None:
     assert slots.wait_s(C) == pytest.approx(SIZE / 1e9 + 0.002)
 
 
+def test_a_slot_that_others_keep_using_is_expected_to_drain_first() -> None:
+    core = make(num_slots=1, host=9, pinned=(A, B))
+    step_s, began = 0.02, 60
+    for number in range(3 * began):
+        if number % 4 == 0:
+            add(core, f"popular{number}", [5, 6, 7], adapter=A, ignore_eos=True)
+        if number == began:
+            expected_s = core.scheduler.adapters.wait_s(B)
+            add(core, "rare", [5, 6, 7], adapter=B, ignore_eos=True)
+        if "rare:0" in steps(core, 1, step_s):
+            break
+    else:
+        raise AssertionError("it has not started")
+    assert expected_s == pytest.approx((number + 1 - began) * step_s, abs=0.1)
+
+
 def test_promises_say_where_adapters_are() -> None:
     core = make(2, pinned=(A, B, C))
     for name, of in (("a", A), ("b", B), ("again", A)):
