@@ -27,6 +27,7 @@ NAMES = (
     "TextPrompt",
     "TokensPrompt",
     "Slo",
+    "LoRARequest",
     "RequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",

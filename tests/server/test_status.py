@@ -163,6 +163,7 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/embed", "/v1/models",
         "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score",
+        "/v1/lora_adapters", "/v1/lora_adapters/{name}", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
         "/v1/models/{model_id}", "/tokenize", "/detokenize",
             "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
             "/v1/responses/{response_id}/cancel", "/v1/responses/input_tokens",
