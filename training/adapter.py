@@ -2,8 +2,8 @@
 
     python -m training.adapter --out roseinfer/assets/terse
 
-Takes about five minutes on two CPU cores, four of them for the training. Writes a folder in PEFT's format, and prints what share of answers to held-out requests
-has a docstring or a comment, with and without the adapter.
+Takes about five minutes on two CPU cores, four of them for the training. Writes a folder in PEFT's format, and prints
+what share of answers to held-out requests has a docstring or a comment, with and without the adapter.
 """
 
 import argparse
