@@ -59,19 +59,19 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
     """Build the engine's config from the given options. `options` holds ENGINE's groups, but perhaps not those of
     speculation and KV events.
     """
-    told = any(group is KV_EVENTS for group in options.groups)
-    speculates = any(group is SPECULATION for group in options.groups)
-    adapts = any(group is ADAPTERS for group in options.groups)
+    kinds = {group.kind for group in options.groups}
     name = next(iter(given.get("served_model_name", ())), None)
     return EngineConfig(
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
         scheduler=scheduler_config(**scheduler_options(given)),
-        speculation=options.build(SpeculationConfig, given) if speculates else SpeculationConfig(),
-        adapters=options.build(AdapterConfig, given) if adapts else AdapterConfig(),
+        speculation=options.build(SpeculationConfig, given) if SpeculationConfig in kinds else SpeculationConfig(),
+        adapters=options.build(AdapterConfig, given) if AdapterConfig in kinds else AdapterConfig(),
         profile=options.build(ProfileConfig, given),
         priced=options.build(PricedConfig, given),
-        kv_events=replace(options.build(KvEventsConfig, given), served_name=name) if told else KvEventsConfig(),
+        kv_events=replace(options.build(KvEventsConfig, given), served_name=name)
+        if KvEventsConfig in kinds
+        else KvEventsConfig(),
     )
 
 
