@@ -1,10 +1,8 @@
 """Adapters in two real engine processes that are killed, and new content under an old name."""
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest
 from tests.helpers.in_loop import until
-from tests.helpers.live_fleet import LiveFleet, ended, live_fleet
+from tests.helpers.live_fleet import LiveFleet, ended, fleet_runner
 from tests.helpers.lora_folders import write_tiny_adapter
 
 Work = Callable[[LiveFleet, Path], Coroutine[Any, Any, None]]
@@ -30,19 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Work], N
     folder = tmp_path_factory.mktemp("adapters")
     write_tiny_adapter(folder / "given", 1)
     options = AdapterConfig(lora=(f"given={folder / 'given'}",), lora_dir=str(folder), lora_max_rank=8)
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        fleet = runner.run(stack.enter_async_context(live_fleet(2, adapters=options)))
-
-        async def bounded(work: Work) -> None:
-            async with asyncio.timeout(100):
-                await fleet.until_up()
-                await work(fleet, folder)
-                await fleet.until_empty()
-                assert fleet.engine.num_live == 0
-
-        yield lambda work: runner.run(bounded(work))
-        runner.run(stack.aclose())
+    with fleet_runner(adapters=options) as found:
+        yield lambda work: found(lambda fleet: work(fleet, folder))
 
 
 def requests(fleet: LiveFleet, adapters: list[Adapter | None], max_tokens: int) -> list[GenerateRequest]:

@@ -1,15 +1,12 @@
 """Two real engine processes that freeze or are killed by a request, under requests of all kinds."""
 
-import asyncio
 import json
 import os
 import random
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -27,29 +24,17 @@ from roseinfer.text.tools.base import Tool, grammar
 from roseinfer.text.tools.registry import tool_format
 from tests.helpers.fragile_engine import POISON, FragileTransport
 from tests.helpers.in_loop import until
-from tests.helpers.live_fleet import LiveFleet, Stream, ended, live_fleet, make_requests
+from tests.helpers.live_fleet import FleetWork, LiveFleet, Stream, ended, fleet_runner, make_requests
 
-Work = Callable[[LiveFleet], Coroutine[Any, Any, None]]
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 60}}, "required": ["city"]}
 SCHEMA = json.dumps({**CITY, "additionalProperties": False})
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Callable[[Work], None]]:
+def run() -> Iterator[Callable[[FleetWork], None]]:
     """Run work with the fleet, in the event loop that it belongs to."""
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        fleet = runner.run(stack.enter_async_context(live_fleet(2, make=FragileTransport)))
-
-        async def bounded(work: Work) -> None:
-            async with asyncio.timeout(100):
-                await fleet.until_up()
-                await work(fleet)
-                await fleet.until_empty()
-                assert fleet.engine.num_live == 0
-
-        yield lambda work: runner.run(bounded(work))
-        runner.run(stack.aclose())
+    with fleet_runner(make=FragileTransport) as found:
+        yield found
 
 
 def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
@@ -94,7 +79,7 @@ def begun(streams: list[Stream]) -> int:
     return sum(len(stream.ids) == stream.request.n and all(stream.ids.values()) for stream in streams)
 
 
-def test_two_engines_give_the_output_of_one(run: Callable[[Work], None]) -> None:
+def test_two_engines_give_the_output_of_one(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         rng = random.Random(1)
         requests = make_requests(fleet.tokenizer, 200, rng, max_tokens=4)
@@ -115,7 +100,7 @@ def test_two_engines_give_the_output_of_one(run: Callable[[Work], None]) -> None
     run(work)
 
 
-def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[Work], None]) -> None:
+def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         requests = make_requests(fleet.tokenizer, 16, random.Random(5), max_tokens=40)
         expected = await fleet.run(requests)
@@ -137,7 +122,7 @@ def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[Work], N
     run(work)
 
 
-def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -> None:
+def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         requests = make_requests(fleet.tokenizer, 14, random.Random(3), max_tokens=60)
         expected = await fleet.run([*constrained(fleet.tokenizer), *requests])

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer
 
-TIMEOUT_S = 120.0
+TIMEOUT_S, WORK_TIMEOUT_S = 120.0, 100.0
 TEXTS = ("def fibonacci(", "class Stack:\n    def push(self, item):", "import os\n\n", "for i in range(10):")
 
 
@@ -132,6 +132,9 @@ async def ended(streams: Sequence[Stream]) -> None:
             await stream.ended.wait()
 
 
+FleetWork = Callable[[LiveFleet], Coroutine[Any, Any, None]]
+
+
 @asynccontextmanager
 async def live_fleet(
     engines: int, make: type[ProcessTransport] = ProcessTransport, adapters: AdapterConfig | None = None
@@ -155,6 +158,24 @@ async def live_fleet(
             await engine.close()
     finally:
         await supervisor.close()
+
+
+@contextmanager
+def fleet_runner(**options: Any) -> Iterator[Callable[[FleetWork], None]]:
+    """Run work with two engines, in the event loop that they belong to. `options`: of `live_fleet`."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        fleet = runner.run(stack.enter_async_context(live_fleet(2, **options)))
+
+        async def bounded(work: FleetWork) -> None:
+            async with asyncio.timeout(WORK_TIMEOUT_S):
+                await fleet.until_up()
+                await work(fleet)
+                await fleet.until_empty()
+                assert fleet.engine.num_live == 0
+
+        yield lambda work: runner.run(bounded(work))
+        runner.run(stack.aclose())
 
 
 def kinds() -> Iterator[dict[str, Any]]:
