@@ -23,7 +23,7 @@ class FeedForward:
 
     def load(self, source: WeightSource, up: Sequence[str], down: str, *, transposed: bool = False) -> None:
         """Load the weights. `up`: names of gate and up, or one name if they are stacked or there is no gate."""
-        self._up.load(source, *up, transposed=transposed)
+        self._up.load(source, *up, transposed=transposed, feeds=down)
         self._down.load(source, down, transposed=transposed)
         if isinstance(self._up.matmul, Pairable):
             self._pair = self._up.matmul.paired(self._down.matmul)

@@ -6,7 +6,7 @@ partial results.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 
@@ -69,12 +69,12 @@ class Linear:
         self._quantised = quantised
         self._partial_in: RankGroup | None = None  # the group that sums partial results
 
-    def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
+    def load(self, source: WeightSource, *names: str, transposed: bool = False, feeds: str | None = None) -> None:
         """Load the weights. names: one for each of `outs`, or one for all if the checkpoint stacks them; without
         ".weight". Outputs in a row with the same name are stacked in one matrix of the checkpoint.
 
-        transposed: the checkpoint stores [in, out] (Conv1D). Raises `ConfigError` for a group that cannot share the
-        layer, and otherwise like `WeightSource.read`.
+        transposed: the checkpoint stores [in, out] (Conv1D). feeds: as in `WeightPiece`. Raises `ConfigError` for a
+        group that cannot share the layer, and otherwise like `WeightSource.read`.
         """
         group = source.build.group
         if self.split is Split.INPUTS and group.size > 1:
@@ -84,7 +84,7 @@ class Linear:
         if self._bias and not here:
             for name in names:
                 source.skip(f"{name}.bias")
-        pieces = self._pieces(group, names, transposed, here)
+        pieces = [replace(piece, feeds=feeds) for piece in self._pieces(group, names, transposed, here)]
         weights = source.build.weight_format if self._quantised else PlainFormat()
         self.matmul = weights.load(source, pieces, self._epilogue)
         if source.build.adapting is not None and self._quantised:

@@ -23,15 +23,15 @@ from roseinfer.models.registry import build_model
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat
-from roseinfer.quant.fp8_scheme import Fp8Scheme
-from roseinfer.quant.fp8_stored import WideningSource
-from roseinfer.quant.select import choose_format
+from roseinfer.quant.int4_stored import Int4Source
+from roseinfer.quant.select import choose_format, widening_source
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # Tensors in these formats are converted to any other. A weight format reads quantised tensors itself.
 _FLOATS = ("F64", "F32", "BF16", "F16")
-_QUANTISED = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
+_QUANTISED = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8}
+_QUANTISED |= {"I32": torch.int32, "I64": torch.int64}
 # Standard deviation of the initial weights of GPT-2 and its successors.
 _DEFAULT_STD = 0.02
 # With small random weights attention averages tokens until they are alike, and all choose the same experts. Trained
@@ -99,8 +99,10 @@ def load_model(
             file.refuse_unread()
         return model
     with Checkpoint(folder, build) as checkpoint:
-        scheme = spec.quantization
-        model.load(WideningSource(checkpoint, scheme) if isinstance(scheme, Fp8Scheme) else checkpoint)
+        source = widening_source(checkpoint, spec.quantization)
+        model.load(source)
+        if isinstance(source, Int4Source):
+            source.skip_zero_biases()
         checkpoint.refuse_unread(model.ignored)
         checkpoint.refuse_not_finite()
     return model

@@ -89,6 +89,7 @@ class WeightPiece:
 
     outs, ins: this process's share of the checkpoint's outputs and inputs. transposed: the checkpoint stores [in, out]
     (GPT-2's Conv1D). bias: whether the layer adds the piece's bias here; a bias that another rank adds is not read.
+    feeds: the layer that alone reads the results, or products of pairs of them as wide as a piece; None if unknown.
     """
 
     name: str
@@ -96,6 +97,7 @@ class WeightPiece:
     ins: Share
     transposed: bool = False
     bias: bool = False
+    feeds: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,13 @@ import torch
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.support import FP8_BLOCKS, FP8_WEIGHTS
 from roseinfer.kernels.common.availability import has_triton
-from roseinfer.quant.base import WeightFormat
+from roseinfer.quant.base import WeightFormat, WeightSource
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.fp8_stored import WideningSource
+from roseinfer.quant.int4_format import Int4Format
+from roseinfer.quant.int4_scheme import Int4Scheme
+from roseinfer.quant.int4_stored import Int4Source
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.mxfp4_format import Mxfp4Format
@@ -33,11 +37,19 @@ def choose_format(
         if asked is not None:
             raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
         return Mxfp4Format(widens=dtype is torch.float32 or not has_triton(device))
+    if isinstance(stored, Int4Scheme):
+        if asked is None:
+            return _int4(stored)
+        stored = None  # the source gives widened weights, which are rounded like any others
     if stored is not None and not isinstance(stored, Fp8Scheme):
         raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")
     widens = dtype is torch.float32 or not has_triton(device)
     return Fp8Format(stored, rounds=dummy or stored is None, widens=widens)
+
+
+def _int4(stored: Int4Scheme) -> WeightFormat:
+    return PlainFormat() if stored.layout == "gguf" else Int4Format(stored, None)
 
 
 def _int8(device: torch.device) -> Int8Format:
@@ -57,3 +69,10 @@ def _check_fp8(device: torch.device, *, block: bool) -> None:
     if not (FP8_BLOCKS if block else FP8_WEIGHTS).runs_on(found):
         name, what = torch.cuda.get_device_name(device), "FP8 weights in blocks" if block else "FP8 weights"
         raise ConfigError(f"{what} need a GPU of compute capability 9.0; {name} has {found[0]}.{found[1]}")
+
+
+def widening_source(source: WeightSource, stored: QuantScheme | None) -> WeightSource:
+    """Return a source of the same tensors that also gives quantised ones as floats, to readers that expect these."""
+    if isinstance(stored, Fp8Scheme):
+        return WideningSource(source, stored)
+    return Int4Source(source, stored) if isinstance(stored, Int4Scheme) else source

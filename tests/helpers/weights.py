@@ -11,7 +11,7 @@ from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}
+DTYPES |= {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64"}
 BUILD = Build(torch.float32, torch.device("cpu"), SingleRank(), PlainFormat())
 
 

@@ -12,6 +12,8 @@ import pytest
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
+from tests.helpers.int4_files import AWQ, GPTQ, PACKED, packed_config
 from tests.models.test_config import QWEN3, read, write
 
 QWEN3_FP8 = {
@@ -79,6 +81,9 @@ MODELOPT_FILE = {
 }
 
 
+RULES = {**GPTQ, "dynamic": {"-:.*lm_head.*": {}, r"+:.*\.down_proj$": {"group_size": 64, "sym": True}}}
+
+
 def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return a copy with the field at `path` (keys joined by dots) set."""
     data = copy.deepcopy(data)
@@ -126,6 +131,125 @@ def test_modelopts_own_file(tmp_path: Path) -> None:
     )
 
 
+SMALL, LARGE = Int4Groups(32, symmetric=False), Int4Groups(128, symmetric=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "scheme"),
+    [
+        (AWQ, Int4Scheme("awq", SMALL)),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "version": "GEMM"}, Int4Scheme("awq", SMALL)),
+        ({**AWQ, "backend": "marlin", "do_fuse": True, "sym": True}, Int4Scheme("awq", SMALL)),
+        ({**AWQ, "group_size": -1}, Int4Scheme("awq", Int4Groups(None, symmetric=False))),
+        ({**AWQ, "modules_to_not_convert": ["visual"]}, Int4Scheme("awq", SMALL, ignored=("visual",))),
+        (GPTQ, Int4Scheme("gptq", SMALL)),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, Int4Scheme("gptq", LARGE)),
+        (
+            {**GPTQ, "checkpoint_format": "gptq_v2", "static_groups": True, "desc_act": True},
+            Int4Scheme("gptq_v2", SMALL),
+        ),
+        ({**GPTQ, "checkpoint_format": None, "format": "gptq_v2"}, Int4Scheme("gptq_v2", SMALL)),
+        (PACKED, Int4Scheme("pack-quantized", Int4Groups(32, symmetric=True), ignored=("lm_head",))),
+        (
+            packed_config(group_size=64, symmetric=False, actorder="group", zp_dtype="torch.int8"),
+            Int4Scheme("pack-quantized", Int4Groups(64, symmetric=False), ignored=("lm_head",)),
+        ),
+        (
+            packed_config(strategy="channel", group_size=None, actorder="static"),
+            Int4Scheme("pack-quantized", Int4Groups(None, symmetric=True), ignored=("lm_head",)),
+        ),
+        (
+            {**PACKED, "kv_cache_scheme": {**ARGS, "strategy": "tensor"}},
+            Int4Scheme("pack-quantized", Int4Groups(32, symmetric=True), ignored=("lm_head",)),
+        ),
+    ],
+)
+def test_forms_of_four_bits(tmp_path: Path, config: dict[str, Any], scheme: Int4Scheme) -> None:
+    assert read(tmp_path, QWEN3, quantization_config=config).quantization == scheme
+
+
+def test_layers_that_gptq_quantises_otherwise(tmp_path: Path) -> None:
+    scheme = read(tmp_path, QWEN3, quantization_config=RULES).quantization
+    assert isinstance(scheme, Int4Scheme)
+    assert scheme.groups_of("model.layers.0.mlp.down_proj") == Int4Groups(64, symmetric=True)
+    assert scheme.groups_of("model.layers.0.mlp.up_proj") == SMALL
+    assert scheme.ignores("lm_head") and not scheme.ignores("model.layers.0.mlp.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "layout"),
+    [("quant_config.json", AWQ, "awq"), ("quantize_config.json", {**GPTQ, "quant_method": None}, "gptq")],
+)
+def test_files_of_other_tools(tmp_path: Path, file: str, config: dict[str, Any], layout: str) -> None:
+    write(tmp_path, config, file)
+    assert read(tmp_path, QWEN3).quantization == Int4Scheme(layout, SMALL)
+    write(tmp_path, {**config, "bits": 3}, file)
+    with pytest.raises(UnsupportedModelError, match=rf"{file}: bits = 3 is not supported; known: 4"):
+        read(tmp_path, QWEN3)
+
+
+def rules(**of: Any) -> dict[str, Any]:
+    return {**GPTQ, "dynamic": of}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**AWQ, "bits": 8}, "bits = 8 is not supported; known: 4"),
+        ({"quant_method": "awq", "w_bit": 3, "group_size": 32}, "w_bit = 3"),
+        ({"quant_method": "awq", "group_size": 32}, "w_bit = None"),
+        ({**AWQ, "group_size": 16}, "group_size = 16 is not supported; known: 32, 64, 128, -1"),
+        ({**AWQ, "group_size": True}, "group_size = True"),
+        ({**AWQ, "group_size": None}, "q_group_size = None"),
+        *[({**AWQ, "version": kind}, f"version = '{kind}'") for kind in ("gemv", "gemv_fast", "marlin", "exllama")],
+        ({**AWQ, "backend": "llm-awq"}, "backend = 'llm-awq'"),
+        ({**AWQ, "version": "llm-awq"}, "version = 'llm-awq'"),
+        ({**AWQ, "checkpoint_format": "gemv"}, "checkpoint_format = 'gemv'"),
+        ({**AWQ, "zero_point": False}, "zero_point = False"),
+        ({**AWQ, "rotation": "hadamard"}, "rotation = 'hadamard'.*unknown"),
+        ({**GPTQ, "bits": 8}, "bits = 8"),
+        ({**GPTQ, "group_size": 1024}, "group_size = 1024"),
+        *[
+            ({**GPTQ, "checkpoint_format": kind}, f"checkpoint_format = '{kind}'")
+            for kind in ("marlin", "bitblas", "gptq_p")
+        ],
+        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format = True"),
+        ({**GPTQ, "pack_dtype": "int16"}, "pack_dtype = 'int16'"),
+        ({**GPTQ, "sym": "no"}, "sym = 'no'.*true or false"),
+        ({**GPTQ, "adapter": {"rank": 8}}, "adapter = {'rank': 8}.*unknown"),
+        (rules(**{"+:.*down.*": {"bits": 8}}), r"dynamic '\+:\.\*down\.\*': bits = 8 is not supported; known: 4"),
+        (rules(down={"group_size": 16}), "dynamic 'down': group_size = 16"),
+        (rules(down={"rotation": "hadamard"}), "dynamic 'down': rotation = 'hadamard'.*unknown"),
+        (rules(down=4), "dynamic = {'down': 4}"),
+        (rules(**{"-:(": {}}), r"dynamic = 're:\('.*invalid regular expression"),
+        ({**GPTQ, "dynamic": ["-:lm_head"]}, r"dynamic = \['-:lm_head'\]"),
+        (packed_config(num_bits=8), "weights: num_bits = 8 is not supported; it is 4 here"),
+        (packed_config(type="float"), "weights: type = 'float' is not supported; it is int here"),
+        (packed_config(dynamic=True), "weights: dynamic = True"),
+        (packed_config(strategy="block"), "weights: strategy = 'block'.*known: group, channel"),
+        (packed_config(strategy=None), "weights: strategy = None"),
+        (packed_config(group_size=16), "weights: group_size = 16"),
+        (packed_config(strategy="channel", group_size=128), "weights: group_size = 128"),
+        (packed_config(actorder="random"), "weights: actorder = 'random'"),
+        (packed_config(symmetric="no"), "weights: symmetric = 'no'"),
+        (
+            changed(PACKED, "config_groups.group_0.input_activations", {**BY_TOKEN, "type": "int"}),
+            "group_0: input_activations = {.*activations are not rounded with weights in four bits",
+        ),
+        (changed(PACKED, "config_groups.group_0.output_activations", BY_TOKEN), "output_activations"),
+        (changed(PACKED, "config_groups.group_0.format", "float-quantized"), "group_0: format = 'float-quantized'"),
+        (
+            changed(PACKED, "config_groups.group_1", packed_config(group_size=64)["config_groups"]["group_0"]),
+            "config_groups = .*share scales alike",
+        ),
+        (changed(PACKED, "transform_config", {"config_groups": {"R1": {}}}), "transform_config"),
+    ],
+)
+def test_other_four_bits_are_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"config.json.*{message}"):
+        read(tmp_path, QWEN3, quantization_config=config)
+
+
 @pytest.mark.parametrize("nothing", [None, {}])
 def test_floats(tmp_path: Path, nothing: Any) -> None:
     assert read(tmp_path, QWEN3, quantization_config=nothing).quantization is None
@@ -134,7 +258,7 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quant_method = 'gptq' is not supported; known: fp8, compressed-tensors"),
+        ({"quant_method": "hqq"}, "quant_method = 'hqq' is not supported; known: fp8, compressed-tensors"),
         ({"quant_method": ["fp8"]}, r"quant_method = \['fp8'\]"),
         ("fp8", "quantization_config = 'fp8'"),
         ([], r"quantization_config = \[\]"),
@@ -144,7 +268,9 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         ({**QWEN3_FP8, "weight_block_size": [64, 128]}, r"weight_block_size = \[64, 128\].*128 x 128"),
         ({**QWEN3_FP8, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert = 'lm_head'"),
         ({**QWEN3_FP8, "rotation": "hadamard"}, "rotation = 'hadamard'.*unknown"),
-        (changed(COMPRESSED, "format", "pack-quantized"), "format = 'pack-quantized'"),
+        (changed(COMPRESSED, "format", "marlin-24"), "format = 'marlin-24'"),
+        (changed(COMPRESSED, "format", "nvfp4-pack-quantized"), "format = 'nvfp4-pack-quantized'"),
+        (changed(COMPRESSED, "format", "pack-quantized"), "input_activations = {.*activations are not rounded"),
         (changed(COMPRESSED, "config_groups", {}), "config_groups is missing"),
         (changed(COMPRESSED, "config_groups.group_0.weights", None), "weights is missing"),
         (weights(num_bits=4), "num_bits = 4 is not supported; it is 8"),
@@ -216,7 +342,9 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
 DAMAGE = [None, True, 0, -1, 8, 1e30, float("nan"), "", "re:[", "float", [], [[]], {}, {"a": {}}, [128, 128], ["*"]]
 
 
-@pytest.mark.parametrize("config", [QWEN3_FP8, AUTOFP8, COMPRESSED, MODELOPT, {"quant_method": "modelopt"}])
+@pytest.mark.parametrize(
+    "config", [QWEN3_FP8, AUTOFP8, COMPRESSED, MODELOPT, {"quant_method": "modelopt"}, AWQ, RULES, PACKED]
+)
 def test_damage_is_read_or_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     """Put values of every kind into every field."""
     rng = random.Random(0)
@@ -235,6 +363,8 @@ def test_damage_is_read_or_refused(tmp_path: Path, config: dict[str, Any]) -> No
             outcomes.add("refused")
         else:
             assert scheme is None or isinstance(scheme.ignores("model.layers.0.mlp.up_proj"), bool)
+            if isinstance(scheme, Int4Scheme):
+                assert scheme.groups_of("model.layers.0.mlp.up_proj").size in (32, 64, 128, None)
             json.dumps(None if scheme is None else [scheme.layout, scheme.ignored])
             outcomes.add("read")
     assert "refused" in outcomes

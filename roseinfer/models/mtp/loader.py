@@ -11,9 +11,8 @@ from roseinfer.models.mtp.head import PREFIX, MtpHead
 from roseinfer.models.mtp.spec import MtpSpec
 from roseinfer.parallel.group import SingleRank
 from roseinfer.quant.base import Build
-from roseinfer.quant.fp8_scheme import Fp8Scheme
-from roseinfer.quant.fp8_stored import WideningSource
 from roseinfer.quant.plain import PlainFormat
+from roseinfer.quant.select import widening_source
 
 # Tensors of the model, which are loaded already.
 _OTHERS = (rf"(?!{PREFIX}\.).*",)
@@ -40,8 +39,7 @@ def load_mtp_head(folder: Path, spec: MtpSpec, target: HeadTarget, *, load_forma
             raise UnsupportedModelError(
                 f"speculation 'mtp' needs a multi-token prediction head, but {folder} has no tensor {PREFIX}.fc.weight"
             )
-        scheme = target.spec.quantization
-        head.load(WideningSource(checkpoint, scheme) if isinstance(scheme, Fp8Scheme) else checkpoint)
+        head.load(widening_source(checkpoint, target.spec.quantization))
         checkpoint.refuse_unread(_OTHERS)
         checkpoint.refuse_not_finite()
     return head

@@ -1,0 +1,1 @@
+"""Layouts of weights in four bits in files, each read into the same form."""

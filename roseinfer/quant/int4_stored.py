@@ -1,0 +1,146 @@
+"""Weights that a checkpoint stores in four bits: read as they are, or widened for readers that expect floats."""
+
+from collections.abc import Sequence
+
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
+from roseinfer.quant.int4_layouts.awq import AwqLayout
+from roseinfer.quant.int4_layouts.gptq import GptqLayout
+from roseinfer.quant.int4_layouts.layout import Int4Layout
+from roseinfer.quant.int4_layouts.pack_quantized import PackQuantizedLayout
+from roseinfer.quant.int4_layouts.stored import read_order
+from roseinfer.quant.int4_part import Int4Part, Int4Reader
+from roseinfer.quant.int4_scheme import Int4Scheme
+from roseinfer.quant.int4_weight import Int4Weight
+
+_LAYOUTS: dict[str, Int4Layout] = {
+    "awq": AwqLayout(),
+    "gptq": GptqLayout(added_zero=1),
+    "gptq_v2": GptqLayout(added_zero=0),
+    "pack-quantized": PackQuantizedLayout(),
+}
+_CODES = "U4"  # dtype of such matrices; safetensors has none
+_WEIGHT, _BIAS = ".weight", ".bias"
+
+
+class Int4Source:
+    """`Int4Reader` of a checkpoint of safetensors.
+
+    The matrix of the layer X is called X.weight here, as if it were stored so. Columns of a matrix are read in the
+    order of inputs.
+    """
+
+    def __init__(self, inner: WeightSource, scheme: Int4Scheme) -> None:
+        self._inner = inner
+        self._scheme = scheme
+        self._layout = _LAYOUTS[scheme.layout]
+        self._biased: set[str] = set()  # layers whose biases were read
+        self._layers: set[str] = set()  # layers that were read
+        self.build: Build = inner.build
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inner or self._layer_of(name) is not None
+
+    def stored(self, name: str) -> TensorMetadata | None:
+        layer = self._layer_of(name)
+        if layer is None:
+            return self._inner.stored(name)
+        codes = self._inner.stored(f"{layer}.{self._layout.codes}")
+        assert codes is not None
+        return TensorMetadata(_CODES, self._layout.shape(codes.shape) if len(codes.shape) == 2 else ())
+
+    def skip(self, name: str) -> None:
+        layer = self._layer_of(name)
+        if layer is None:
+            self._biased.add(name.removesuffix(_BIAS))
+            self._inner.skip(name)
+            return
+        for part in (self._layout.codes, *self._layout.others):
+            if f"{layer}.{part}" in self._inner:
+                self._inner.skip(f"{layer}.{part}")
+
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        layer = self._layer_of(name)
+        if layer is None or into.ndim != 2:
+            self._biased.add(name.removesuffix(_BIAS))
+            self._inner.read(name, into, shard=shard, transposed=transposed)
+            return
+        outs, ins = shard or (Share(0, width, width) for width in into.shape)
+        into.copy_(self.read_int4(WeightPiece(layer, outs, ins)).widen(into.dtype))
+
+    def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
+        return all(self._layer_of(f"{piece.name}{_WEIGHT}") is not None for piece in pieces)
+
+    def read_int4(self, piece: WeightPiece) -> Int4Part:
+        self._layers.add(piece.name)
+        order = self._read_order(piece.name, piece.ins)
+        return self._layout.read(self._inner, piece, self._scheme.groups_of(piece.name), order)
+
+    def order_of(self, name: str) -> torch.Tensor | None:
+        held = self.stored(f"{name}{_WEIGHT}")
+        if held is None or held.dtype != _CODES or not held.shape:
+            return None
+        return self._read_order(name, Share(0, held.shape[1], held.shape[1]))
+
+    def _read_order(self, layer: str, ins: Share) -> torch.Tensor | None:
+        order = self._layout.order
+        if order is None:
+            return None
+        return read_order(self._inner, f"{layer}.{order}", ins, self._scheme.groups_of(layer).size)
+
+    def skip_zero_biases(self) -> None:
+        """Mark the biases of layers that have none in the model as read if they are zeros, as some tools add them.
+
+        Raise `UnsupportedModelError` naming one that is not.
+        """
+        for layer in sorted(self._layers - self._biased):
+            held = self._inner.stored(f"{layer}{_BIAS}")
+            if held is None:
+                continue
+            bias = torch.empty(held.shape)
+            self._inner.read(f"{layer}{_BIAS}", bias)
+            if bool(bias.any()):
+                raise UnsupportedModelError(f"tensor {layer}{_BIAS} is not zero, but the model has no such bias")
+
+    def _layer_of(self, name: str) -> str | None:
+        """Return the layer whose matrix is called `name` and stored in four bits; None for other tensors."""
+        if not name.endswith(_WEIGHT):
+            return None
+        layer = name.removesuffix(_WEIGHT)
+        return layer if f"{layer}.{self._layout.codes}" in self._inner else None
+
+
+def read_stack(source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Part | None:
+    """Read the matrices of `pieces`, stacked in their order; None if one of them has to be read as floats.
+
+    Raise `UnsupportedModelError` for pieces in groups of different kinds or orders.
+    """
+    if not isinstance(source, Int4Reader) or not source.keeps_int4(pieces):
+        return None
+    parts = [source.read_int4(piece) for piece in pieces]
+    weights, inputs = [part.weight for part in parts], parts[0].inputs
+    names = ", ".join(dict.fromkeys(piece.name for piece in pieces))
+    if len({(weight.group, weight.offsets is None) for weight in weights}) > 1:
+        raise UnsupportedModelError(f"{names}: one product of parts in unlike groups of four bits is not supported")
+    if not all(_are_equal(inputs, part.inputs) for part in parts):
+        raise UnsupportedModelError(f"{names}: one product of parts with inputs in unlike orders is not supported")
+    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
+    return Int4Part(
+        Int4Weight(
+            torch.cat([weight.codes for weight in weights]),
+            torch.cat([weight.scales for weight in weights]),
+            torch.cat(offsets) if offsets else None,
+        ),
+        inputs,
+    )
+
+
+def _are_equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
