@@ -1,7 +1,8 @@
-"""Weights of a GGUF file, converted to floats while they are read.
+"""Weights of a GGUF file, converted to floats while they are read, or kept in four bits.
 
-Quantised tensors are computed with as floats. The `gguf` package, from the format's authors, decodes them. A few rows
-at a time are converted directly into the model's memory, so no other memory is needed.
+Quantised tensors are computed with as floats, except for matrices that a GPU keeps in four bits. The `gguf` package,
+from the format's authors, decodes them. A few rows at a time are converted directly into the model's memory, so no
+other memory is needed.
 """
 
 import mmap
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +23,10 @@ from roseinfer.gguf.rope import CONFIG_TENSORS
 from roseinfer.models.gguf_names import GgufNames, StoredTensor
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, TensorMetadata
+from roseinfer.quant.base import Build, TensorMetadata, WeightPiece
+from roseinfer.quant.int4_layouts.gguf import read_blocks
+from roseinfer.quant.int4_part import Int4Part
+from roseinfer.quant.int4_scheme import GGUF_ENCODINGS, GGUF_GROUP_COLUMNS
 
 # Numbers converted at once: the intermediate results of `gguf` then fit in a core's cache.
 CHUNK_VALUE_COUNT = 2**18
@@ -34,7 +39,7 @@ _EXPONENTS = {
 
 
 class GgufWeights:
-    """Implementation of `WeightSource`. Tensors have the names and the shapes of the model's own checkpoints.
+    """Implementation of `Int4Reader`. Tensors have the names and the shapes of the model's own checkpoints.
 
     The file is mapped, and a tensor is read when requested. All matrices are stored as [out, in], so `transposed` has
     no effect.
@@ -82,11 +87,7 @@ class GgufWeights:
             into, parts = into[:, 0], [parts[0], parts[2]]
         elif len(info.shape) == 1 < into.ndim and parts[0].whole == 1:  # a matrix of one row, stored as a vector
             into, parts = into[0], parts[1:]
-        wanted = [part.whole for part in parts]
-        shape = wanted if part is None else [self._experts, *wanted]
-        if list(info.shape) != shape:
-            shapes = f"is {list(info.shape)}, the metadata say {shape}"
-            raise UnsupportedModelError(f"{self._path}: tensor {stored} {shapes}")
+        self._check_shape(stored, part, parts)
         if not into.is_floating_point() or into.element_size() < 2:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} has type {info.encoding.name}")
         order = self._names.row_order(stored)
@@ -111,6 +112,43 @@ class GgufWeights:
             if column_order is not None:
                 chunk = chunk[:, column_order]
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
+
+    def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
+        kinds = {self._kept_encoding(piece) for piece in pieces}
+        return len(kinds) == 1 and None not in kinds
+
+    def _kept_encoding(self, piece: WeightPiece) -> str | None:
+        """Return the type of a matrix of which this piece can be read in four bits; None for all others."""
+        place = self._names.of(f"{piece.name}.weight")
+        info = None if place is None else self._tensors.get(place.name)
+        if place is None or info is None or self._names.column_order(place.name) is not None:
+            return None
+        cuts = (piece.ins.start | piece.ins.width) % GGUF_GROUP_COLUMNS
+        return info.encoding.name if info.encoding.name in GGUF_ENCODINGS and not cuts else None
+
+    def read_int4(self, piece: WeightPiece) -> Int4Part:
+        stored, part = self._find(f"{piece.name}.weight")
+        report("reading weights", len(self._read), len(self._tensors))
+        info, rows, columns = self._tensors[stored], piece.outs, piece.ins
+        self._check_shape(stored, part, (rows, columns))
+        before = (part or 0) * rows.whole + rows.start
+        chosen, order = slice(before, before + rows.width), self._names.row_order(stored)
+        raw = self._raw(info, chosen if order is None else order[chosen])
+        weight = read_blocks(info.encoding.name, torch.from_numpy(raw).to(self.build.device))
+        offsets = weight.scales if weight.offsets is None else weight.offsets
+        if not bool((weight.scales.isfinite() & offsets.isfinite()).all()):
+            self._refuse_damaged(stored)
+        return Int4Part(weight.columns(columns.start, columns.width))
+
+    def order_of(self, name: str) -> torch.Tensor | None:
+        return None  # files have all columns in the order of inputs
+
+    def _check_shape(self, stored: str, part: int | None, shares: Sequence[Share]) -> None:
+        wanted = [share.whole for share in shares]
+        shape = wanted if part is None else [self._experts, *wanted]
+        found = list(self._tensors[stored].shape)
+        if found != shape:
+            raise UnsupportedModelError(f"{self._path}: tensor {stored} is {found}, the metadata say {shape}")
 
     def _logarithms(self, stored: str, whole: torch.Tensor) -> torch.Tensor:
         """Return x of -e^x. Raise `UnsupportedModelError` for a number that is not negative."""
@@ -139,13 +177,19 @@ class GgufWeights:
 
     def _widened(self, stored: str, info: TensorInfo, rows: "slice | Sequence[int] | np.ndarray") -> torch.Tensor:
         """Return some rows of a tensor [.., in] as floats. Raise `UnsupportedModelError` for NaN and infinity."""
-        raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
-        count = prod(info.shape[:-1])
-        chosen = np.ascontiguousarray(raw.reshape(count, -1)[rows]).copy()
-        values = widen(info.encoding.name, chosen)
+        values = widen(info.encoding.name, self._raw(info, rows))
         if values is None:
-            raise UnsupportedModelError(f"{self._path}: tensor {stored} holds NaN or infinity: the file is damaged")
+            self._refuse_damaged(stored)
         return values
+
+    def _raw(self, info: TensorInfo, rows: "slice | Sequence[int] | np.ndarray") -> np.ndarray:
+        """Return the bytes of some rows of a tensor [.., in]."""
+        raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
+        chosen: np.ndarray = np.ascontiguousarray(raw.reshape(prod(info.shape[:-1]), -1)[rows]).copy()
+        return chosen
+
+    def _refuse_damaged(self, stored: str) -> NoReturn:
+        raise UnsupportedModelError(f"{self._path}: tensor {stored} holds NaN or infinity: the file is damaged")
 
     def _map(self, path: Path) -> mmap.mmap:
         if path not in self._maps:

@@ -6,6 +6,10 @@ from typing import Literal
 
 from roseinfer.quant.ignored import is_ignored
 
+# Types of tensors in GGUF files that GPUs keep in four bits.
+GGUF_ENCODINGS = ("Q4_0", "Q4_K")
+GGUF_GROUP_COLUMNS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Int4Groups:

@@ -67,6 +67,13 @@ class Int4Weight:
         """Return some of the rows, as a view."""
         return Int4Weight(self.codes[rows], self.scales[rows], None if self.offsets is None else self.offsets[rows])
 
+    def columns(self, start: int, width: int) -> "Int4Weight":
+        """Return a copy of some of the columns, in whole groups."""
+        groups = slice(start // self.group, (start + width) // self.group)
+        codes, scales = self.codes[:, start // 2 : (start + width) // 2], self.scales[:, groups]
+        offsets = None if self.offsets is None else self.offsets[:, groups].contiguous()
+        return Int4Weight(codes.contiguous(), scales.contiguous(), offsets)
+
     def round(self, weight: torch.Tensor) -> None:
         """Set this weight, which has offsets, to `weight` [N, K]. The codes of a group range from its smallest number
         to its largest.

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,12 @@ from roseinfer.models.generation import read_generation_config
 from roseinfer.models.gguf_weights import GgufWeights, widen
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.group import Share
+from roseinfer.quant.base import WeightPiece
+from roseinfer.quant.int4_format import Int4Format
+from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.gathering import Gathering
 from tests.helpers.gguf_files import (
     as_floats,
     floats_of,
@@ -297,6 +302,56 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     refuse({**tensors, name: (broken[:, :16], "F32")}, rf"tensor {name} is \[48, 16\], the metadata say \[48, 32\]")
     extra = np.ones(4, np.float32)
     refuse({**tensors, "blk.0.attn_q.scale": (extra, "F32")}, r"unexpected tensor blk\.0\.attn_q\.scale")
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_K"])
+def test_matrices_in_four_bits_are_exact(encoding: str, tmp_path: Path) -> None:
+    """Compare widened codes, scales and offsets with the floats of the `gguf` package, bit for bit."""
+    data = quantised(encoding, (512, 512))
+    expected = uninterleaved(torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[encoding])), heads=4)
+    with one_layer(tmp_path, data, encoding) as weights:
+        for outs, ins in ((Share(0, 512, 512), Share(0, 512, 512)), (Share(120, 130, 512), Share(96, 224, 512))):
+            piece = WeightPiece(Q_PROJ.removesuffix(".weight"), outs, ins)
+            assert weights.keeps_int4([piece])
+            part = weights.read_int4(piece)
+            assert part.inputs is None and part.weight.group == 32 and part.weight.codes.dtype is torch.uint8
+            rows, columns = slice(outs.start, outs.start + outs.width), slice(ins.start, ins.start + ins.width)
+            assert torch.equal(part.weight.widen(torch.float32), expected[rows, columns])
+        cut = WeightPiece(piece.name, Share(0, 512, 512), Share(16, 64, 512))
+        assert not weights.keeps_int4([cut]), "groups of 32 inputs cannot be cut"
+        k_proj = replace(piece, name=piece.name.replace("q_proj", "k_proj"))
+        assert not weights.keeps_int4([piece, k_proj]), "k is stored in 32 bits"
+        assert weights.order_of(piece.name) is None
+
+
+def test_damaged_scales_in_four_bits_are_named(tmp_path: Path) -> None:
+    data = quantised("Q4_K", (512, 512))
+    data[3, 2:4] = (0, 0x7C)  # infinity in float16
+    with one_layer(tmp_path, data, "Q4_K") as weights:
+        piece = WeightPiece(Q_PROJ.removesuffix(".weight"), Share(0, 512, 512), Share(0, 512, 512))
+        with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q\.weight holds NaN or infinity"):
+            weights.read_int4(piece)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_K"])
+def test_models_in_four_bits(encoding: str, tmp_path: Path) -> None:
+    """Compare products by weights in four bits with a model of floats. v and down are stored in more bits."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    reference = make_reference("llama", **sizes)
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+        kind = "Q8_0" if ("attn_v" in name and "blk.1" in name) or "ffn_down" in name else encoding
+        return (
+            (quantised(kind, values.shape), kind) if name.startswith("blk.") and values.ndim == 2 else (values, "F32")
+        )
+
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode))
+    scheme = read_model_spec(path).quantization
+    assert isinstance(scheme, Int4Scheme) and scheme.groups == Int4Groups(32, symmetric=encoding == "Q4_0")
+    products = Gathering()
+    found = logits(path, weight_format=Int4Format(scheme, products))
+    assert products.made == 5, "the first layer's q, k, v, and o, gate and up of both"
+    torch.testing.assert_close(found, logits(path), rtol=1e-4, atol=1e-4)
 
 
 def test_quantised_tensors_cannot_be_read_as_codes(tmp_path: Path) -> None:

@@ -14,15 +14,13 @@ from roseinfer.layers.linear import Linear, Split
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import Checkpoint, load_model
-from roseinfer.quant.base import Epilogue
-from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.int4_format import Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
-from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.fp8_files import is_linear
+from tests.helpers.gathering import Gathering
 from tests.helpers.int4_files import (
     AWQ,
     DISORDERED,
@@ -43,21 +41,6 @@ from tests.helpers.weights import Imagined, build_for
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
-
-
-class Gathering:
-    """Product by a widened weight in four bits, whose inputs are gathered first if they are in another order."""
-
-    made = 0
-    gathers = 0
-
-    def __call__(
-        self, weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
-    ) -> PlainMatmul:
-        self.made += 1
-        self.gathers += inputs is not None
-        wide = weight.widen(torch.float32)
-        return PlainMatmul(wide if inputs is None else wide[:, inputs.argsort()], bias, epilogue)
 
 
 def load(folder: Path, **more: Any) -> CausalLM:

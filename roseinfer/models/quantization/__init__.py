@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from roseinfer.core.json_file import read_object
+from roseinfer.gguf.files import is_gguf
 from roseinfer.models.fields import ConfigFields
 from roseinfer.models.quantization.awq import read_awq
 from roseinfer.models.quantization.compressed_tensors import read_compressed_tensors
 from roseinfer.models.quantization.fp8 import read_fp8
+from roseinfer.models.quantization.gguf import read_gguf_scheme
 from roseinfer.models.quantization.gptq import read_gptq
 from roseinfer.models.quantization.modelopt import read_modelopt
 from roseinfer.models.quantization.mxfp4 import read_mxfp4_scheme
@@ -36,10 +38,13 @@ _FILES: dict[str, Reader] = {
 
 
 def read_quantization(config: ConfigFields, folder: Path) -> QuantScheme | None:
-    """Return how the checkpoint in `folder` is quantised; None if its weights are floats. `config`: its config.json.
+    """Return how the checkpoint in `folder` is quantised; None if its weights are floats, or read as floats from the
+    GGUF file at that path. `config`: its config.json.
 
     Raise `UnsupportedModelError` naming the field that is not supported.
     """
+    if is_gguf(folder):
+        return read_gguf_scheme(folder)
     fields = config.inner(_KEY)
     if fields is None:
         for name, reader in _FILES.items():

@@ -5,7 +5,7 @@ from roseinfer.models.quantization.common import HARMLESS
 
 CODE_BITS = 4
 _SIZES = (32, 64, 128)
-_WHOLE_ROW = -1
+_ALL_COLUMNS = -1
 # Choices of kernels, and how the weights were rounded. The tensors of a layer show the order of its columns, and
 # whether the output head is quantised.
 HARMLESS_RECIPE = HARMLESS | frozenset(
@@ -27,6 +27,6 @@ def check_bits(fields: ConfigFields, key: str = "bits") -> None:
 def group_size(fields: ConfigFields, key: str = "group_size") -> int | None:
     """Return the number of columns that share a scale; None for all of a row's."""
     size = fields.get(key)
-    if isinstance(size, bool) or size not in (*_SIZES, _WHOLE_ROW):
-        fields.refuse(key, size, f"known: {', '.join(map(str, _SIZES))}, {_WHOLE_ROW}")
-    return None if size == _WHOLE_ROW else int(size)
+    if isinstance(size, bool) or size not in (*_SIZES, _ALL_COLUMNS):
+        fields.refuse(key, size, f"known: {', '.join(map(str, _SIZES))}, {_ALL_COLUMNS}")
+    return None if size == _ALL_COLUMNS else int(size)

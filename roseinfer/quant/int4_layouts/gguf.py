@@ -6,10 +6,9 @@ A value of Q4_0 is d * (q - 8). One of Q4_K is d * s * q - m * z, where s and z 
 import torch
 
 from roseinfer.quant.int4_layouts.nibbles import packed_pairs
+from roseinfer.quant.int4_scheme import GGUF_GROUP_COLUMNS
 from roseinfer.quant.int4_weight import MAX_CODE, Int4Weight
 
-GROUP_COLUMNS = 32
-KEPT_ENCODINGS = ("Q4_0", "Q4_K")
 _BLOCK_BYTES = {"Q4_0": 18, "Q4_K": 144}
 _HALF_BYTES = 2  # of a float16
 _SCALE_BYTES = 12  # of the eight scales and the eight zeros of a block
@@ -35,7 +34,7 @@ def _q4_k(blocks: torch.Tensor) -> Int4Weight:
     scales = torch.cat((low_scales & _LOW_SIX, rest & _LOW_FOUR | (low_scales >> 6) << 4), -1)
     zeros = torch.cat((low_zeros & _LOW_SIX, rest >> 4 | (low_zeros >> 6) << 4), -1)
     return Int4Weight(
-        _in_pairs(codes.unflatten(-1, (-1, GROUP_COLUMNS))),
+        _in_pairs(codes.unflatten(-1, (-1, GGUF_GROUP_COLUMNS))),
         (factors[..., :1] * scales).flatten(1),
         (factors[..., 1:] * zeros).flatten(1),
     )
