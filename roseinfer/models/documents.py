@@ -1,7 +1,5 @@
 """JSON documents that describe a checkpoint, from a folder or from a GGUF file."""
 
-from collections import Counter
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +62,6 @@ def read_generation(model: Path) -> dict[str, Any]:
 def document_path(model: Path, document: str) -> Path:
     """Return the path that error messages name for `document`."""
     return model if is_gguf(model) else model / document
-
-
-def widened_weights(model: Path) -> tuple[int, str] | None:
-    """Return the number of weights of a GGUF file and their encodings, the commonest first; None for a folder."""
-    if not is_gguf(model):
-        return None
-    counts: Counter[str] = Counter()
-    for tensor in open_gguf(model).tensors.values():
-        counts[tensor.encoding.name] += prod(tensor.shape)
-    return counts.total(), ", ".join(name for name, _ in counts.most_common())
 
 
 def find_unrecorded_window(model: Path) -> UnrecordedWindow | None:

@@ -1,6 +1,7 @@
 """Perplexity benchmark on the embedded model."""
 
 import json
+import shutil
 from math import exp
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from roseinfer.models.loader import load_model
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.batches import HandRunner
 from tests.helpers.held_out import TINY, all_logits, loss_of
+from tests.helpers.int4_files import AWQ, Int4Maker, awq, quantise_folder, write_tensors
 
 
 def test_the_loss_is_that_of_the_logits() -> None:
@@ -26,6 +28,20 @@ def test_the_loss_is_that_of_the_logits() -> None:
     expected = loss_of(all_logits(HandRunner(model, num_blocks=64), prompts), prompts)
     assert found.tokens == 3 * 39
     assert found.loss == pytest.approx(expected, rel=1e-4) and found.perplexity == pytest.approx(exp(found.loss))
+
+
+def test_weights_in_four_bits(tmp_path: Path) -> None:
+    """Compare a checkpoint of AWQ's layout with its widened weights: they have the same perplexity, a little more than
+    that of the model.
+    """
+    narrow, floats = (Path(shutil.copytree(TINY, tmp_path / name)) for name in ("narrow", "floats"))
+    maker = Int4Maker("awq", {**AWQ, "group_size": 64}, awq, 64, rounds=True)
+    write_tensors(floats, quantise_folder(narrow, maker))
+    before, kept, wide = (
+        measure(PerplexityConfig(model=str(folder), windows=2, window=64, device="cpu"), FLOATS).loss
+        for folder in (TINY, narrow, floats)
+    )
+    assert kept == wide and 0 < kept / before - 1 < 0.1
 
 
 def test_windows_are_spread_over_the_text() -> None:

@@ -64,6 +64,17 @@ def draw(
     return Drawn(codes, scales, zeros, order)
 
 
+def rounded(weight: torch.Tensor, group: int) -> Drawn:
+    """The nearest codes of a matrix whose groups range from their smallest number to their largest."""
+    parts = weight.float().unflatten(1, (-1, group))
+    least, most = parts.amin(2).clamp(max=0), parts.amax(2).clamp(min=0)
+    scales = ((most - least) / 15).clamp(min=1e-4).to(torch.float16)
+    zeros = (-least / scales.float()).round().clamp(0, 15)
+    codes = (parts / scales.float()[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
+    order = np.arange(weight.shape[1]) // group
+    return Drawn(codes.flatten(1).numpy().astype(int), scales, zeros.numpy().astype(int), order)
+
+
 def _words(codes: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
     """Return int32 words [.., n / 8], whose nibble i, from the low end, is code order[i] of eight."""
     eights = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32)
@@ -161,13 +172,14 @@ def packed_config(**args: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Int4Maker:
-    """A tool: its entry in config.json, how it packs a matrix, and what it draws."""
+    """A tool: its entry in config.json, how it packs a matrix, and what it draws. rounds: it rounds weights instead."""
 
     name: str
     config: dict[str, Any]
     pack: Callable[[Drawn], Tensors]
     group: int | None = 32  # None: a row
     options: dict[str, Any] = field(default_factory=dict)
+    rounds: bool = False
 
 
 MAKERS = [
@@ -194,7 +206,7 @@ _STACKED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 
 def quantise_int4(tensors: Tensors, maker: Int4Maker, seed: int = 0) -> tuple[Tensors, Tensors]:
-    """Return a checkpoint whose linear layers are drawn and packed, and the same widened in float32."""
+    """Return a checkpoint whose linear layers are drawn or rounded, and packed, and the same widened in float32."""
     rng = np.random.default_rng(seed)
     narrow, wide = dict(tensors), dict(tensors)
     orders: dict[str, np.ndarray] = {}
@@ -202,7 +214,11 @@ def quantise_int4(tensors: Tensors, maker: Int4Maker, seed: int = 0) -> tuple[Te
         layer = name.removesuffix(".weight")
         before, _, last = layer.rpartition(".")
         order = orders.get(f"{before}.{_STACKED.get(last, last)}")
-        drawn = draw(*tensors[name].shape, maker.group or tensors[name].shape[1], rng, group_of=order, **maker.options)
+        group = maker.group or tensors[name].shape[1]
+        if maker.rounds:
+            drawn = rounded(tensors[name], group)
+        else:
+            drawn = draw(*tensors[name].shape, group, rng, group_of=order, **maker.options)
         orders[layer] = drawn.group_of
         del narrow[name]
         narrow |= {f"{layer}.{part}": tensor for part, tensor in maker.pack(drawn).items()}

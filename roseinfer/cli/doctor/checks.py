@@ -238,15 +238,15 @@ def _model(model: Model, facts: Facts) -> Check:
     kind = f" in {model.quantised}" if model.quantised else ""
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
-    if model.quantised and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
+    four_bits = model.loaded is not None and model.loaded.four_bits
+    if model.quantised and not four_bits and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
         return problem(name, found, f"weights{kind} need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
     loaded = model.weight_bytes
-    if model.widened is not None:
-        count, encodings = model.widened
-        loaded = max(loaded, count * (2 if gpus else 4))
-        found += f"; {encodings}, widened to {loaded / GB:.2f} GiB unless --quantization says otherwise"
+    if model.loaded is not None:
+        loaded = model.loaded.gpu_bytes if gpus else model.loaded.cpu_bytes
+        found += f"; {model.loaded.kinds}, {loaded / GB:.2f} GiB in memory unless --quantization says otherwise"
     if loaded > room:
         return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", _too_large(loaded, gpus))
     if loaded > _WEIGHTS_SHARE * room:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from roseinfer.models.loaded_size import LoadedSize
+
 
 @dataclass(frozen=True, slots=True)
 class Package:
@@ -50,8 +52,8 @@ class Torch:
 class Model:
     """Model that was checked. `error`: why it cannot be served; `needs`: what is missing, such as a download.
 
-    `quantised`: kind of FP8 weights, None for floats. `widened`: size and dtype of a GGUF file's weights, which are
-    widened while they load.
+    `quantised`: kind of quantised weights, None for floats. `loaded`: size in memory of weights that are not kept as
+    their files store them.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Model:
     weight_bytes: int = 0
     context: int = 0
     quantised: str | None = None
-    widened: tuple[int, str] | None = None
+    loaded: LoadedSize | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,9 @@ def read_model(
     from roseinfer.config.hub import cached_model, did_you_mean
     from roseinfer.core.errors import RoseinferError
     from roseinfer.models.config import read_model_spec
-    from roseinfer.models.documents import weight_bytes, widened_weights
+    from roseinfer.models.documents import weight_bytes
     from roseinfer.models.encoders.registry import is_encoder, read_encoder_spec
+    from roseinfer.models.loaded_size import loaded_size
     from roseinfer.text.tokenizer import Tokenizer
 
     try:
@@ -130,16 +131,17 @@ def read_model(
             return Model(name, needs=f"not downloaded yet{did_you_mean(name)}")
         if is_encoder(folder):
             encoder = read_encoder_spec(folder)  # imports PyTorch
-            architecture, context, quantised = encoder.architecture, encoder.max_length, None
+            architecture, context, scheme = encoder.architecture, encoder.max_length, None
         else:
             spec = read_model_spec(folder)
             architecture, context = spec.architecture, spec.max_position
-            quantised = None if spec.quantization is None else spec.quantization.label
+            scheme = spec.quantization
         weights = weight_bytes(folder)
         if not weights:
             return Model(name, error=f"{folder} contains no safetensors weights")
         Tokenizer.from_folder(folder)
-        widened = widened_weights(folder)
+        loaded = loaded_size(folder, scheme)
     except (RoseinferError, OSError, ImportError) as error:
         return Model(name, error=str(error))
-    return Model(name, None, None, architecture, weights, context, quantised, widened)
+    quantised = None if scheme is None else scheme.label
+    return Model(name, None, None, architecture, weights, context, quantised, loaded)

@@ -6,13 +6,16 @@ import pytest
 
 from roseinfer.cli.doctor.checks import GB, CheckState, judge
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
+from roseinfer.models.loaded_size import LoadedSize
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * GB, 139 * GB)
 OLD = Gpu("Tesla T4", (7, 5), 16 * GB, 15 * GB)
 BLACKWELL = Gpu("NVIDIA B200", (10, 0), 180 * GB, 178 * GB)
+ADA = Gpu("NVIDIA L4", (8, 9), 24 * GB, 23 * GB)
 CPU = Torch(version="2.13.0+cpu", threads=8, cpu_gflops=500.0)
 CUDA = Torch(version="2.13.0", cuda="13.0", driver="13.0", gpus=(H200,), triton="3.6.0", threads=8)
 MODEL = Model("m", architecture="LlamaForCausalLM", weight_bytes=2 * GB, context=4096)
+LARGE = LoadedSize("Q4_1", 68 * GB, 34 * GB, four_bits=False)
 FP8 = replace(MODEL, quantised="fp8 by block")
 GOOD = Facts(
     roseinfer="0.1.0",
@@ -66,7 +69,7 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"model": replace(MODEL, needs="not here")}, "model m", CheckState.WARNING),
         ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", CheckState.PROBLEM),
         ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", CheckState.WARNING),
-        ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", CheckState.PROBLEM),
+        ({"model": replace(MODEL, loaded=LARGE)}, "model m", CheckState.PROBLEM),
         ({"hosts": Hosts("tls", tls_error="others may read it")}, "certificate", CheckState.PROBLEM),
         ({"hosts": Hosts("tls", tls_days=3.0)}, "certificate", CheckState.WARNING),
         ({"hosts": Hosts(bind="a:1", bind_error="in use")}, "bind", CheckState.PROBLEM),
@@ -109,7 +112,7 @@ def test_the_generation_of_a_gpu_is_named_with_what_it_lacks() -> None:
 
 def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:
     assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, weight_bytes=100 * GB))) == []
-    assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, widened=(17 * GB, "Q4_K")))) == [], "16 bits there"
+    assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, loaded=LARGE))) == [], "16 bits there"
     assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=replace(MODEL, weight_bytes=20 * GB)))
 
 
@@ -126,6 +129,15 @@ def test_a_cuda_build_without_a_gpu_is_fine() -> None:
 
 def test_limits_that_are_none() -> None:
     assert worst(replace(GOOD, files=(None, None), cpu_quota=8.0)) == []
+
+
+def test_weights_in_four_bits_are_larger_on_a_cpu() -> None:
+    size = LoadedSize("int4 in groups of 128", 32 * GB, 5 * GB, four_bits=True)
+    model = replace(MODEL, quantised=size.kinds, weight_bytes=5 * GB, loaded=size)
+    for torch, loaded in ((CPU, "32.00"), (CUDA, "5.00"), (replace(CUDA, gpus=(ADA,)), "5.00")):
+        check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=model))[-1]
+        assert check.state is CheckState.OK, check
+        assert f"int4 in groups of 128, {loaded} GiB in memory" in check.found
 
 
 @pytest.mark.parametrize("torch", [CPU, CUDA])

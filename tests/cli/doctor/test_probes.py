@@ -11,6 +11,7 @@ from roseinfer.cli import main as cli
 from roseinfer.cli.doctor import device, probes
 from roseinfer.cli.doctor.facts import Torch
 from roseinfer.cli.doctor.requirements import misfit, parse_requirements
+from roseinfer.models.loaded_size import LoadedSize
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     model = probes.read_model(str(path))
     assert (model.error, model.architecture, model.context) == (None, "LlamaForCausalLM", 512)
     assert model.weight_bytes is not None and 0 < model.weight_bytes < path.stat().st_size
-    assert model.widened == (model.weight_bytes // 4, "F32")
+    assert model.loaded == LoadedSize("F32", model.weight_bytes, model.weight_bytes, four_bits=False)
     assert probes.read_model(str(tmp_path), "m.gguf").error is probes.read_model(str(tmp_path)).error is None
     path.write_bytes(path.read_bytes()[:2000])
     assert "truncated or damaged" in str(probes.read_model(str(path)).error)

@@ -1,0 +1,63 @@
+"""Size of weights in memory that files store in fewer bits, from the files' headers; without torch."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from roseinfer.core.safetensors_header import loaded_files, read_header
+from roseinfer.gguf.files import is_gguf, open_gguf
+from roseinfer.gguf.reader import TensorInfo
+from roseinfer.models.documents import weight_bytes
+from roseinfer.quant.int4_scheme import GGUF_ENCODINGS, GGUF_GROUP_COLUMNS, Int4Scheme
+from roseinfer.quant.scheme import QuantScheme
+
+_WIDE_BYTES, _HALF_BYTES = 4, 2  # of a weight in float32, and in 16 bits
+_CODES = ("qweight", "weight_packed")  # ends of the names of tensors with eight codes in a number
+_WORD_CODES_COUNT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSize:
+    """Bytes of weights on a CPU, which widens all to float32, and on a GPU. kinds: how the files store them.
+    four_bits: a GPU keeps linear layers in four bits.
+    """
+
+    kinds: str
+    cpu_bytes: int
+    gpu_bytes: int
+    four_bits: bool
+
+
+def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize | None:
+    """Return the size of the weights of a GGUF file, or of a folder in four bits; None for all others."""
+    if is_gguf(model):
+        return _gguf_size(list(open_gguf(model).tensors.values()), four_bits=scheme is not None)
+    if not isinstance(scheme, Int4Scheme):
+        return None
+    count = 0
+    for file in loaded_files(model):
+        for name, entry in read_header(file).items():
+            words = entry.dtype == "I32"
+            if not words or name.endswith(_CODES):
+                count += prod(entry.shape) * (_WORD_CODES_COUNT if words else 1)
+    return LoadedSize(scheme.label, _WIDE_BYTES * count, weight_bytes(model), four_bits=True)
+
+
+def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:
+    counts: Counter[str] = Counter()
+    gpu_bytes = 0
+    wide = all(tensor.encoding.name == "F32" for tensor in tensors)  # then a GPU computes in float32
+    for tensor in tensors:
+        kind, count = tensor.encoding.name, prod(tensor.shape)
+        counts[kind] += count
+        kept = kind in GGUF_ENCODINGS and len(tensor.shape) == 2
+        gpu_bytes += _kept_bytes(kind, count) if kept else count * (_WIDE_BYTES if wide else _HALF_BYTES)
+    kinds = ", ".join(name for name, _ in counts.most_common())
+    return LoadedSize(kinds, counts.total() * _WIDE_BYTES, gpu_bytes, four_bits)
+
+
+def _kept_bytes(kind: str, count: int) -> int:
+    """Return the size of weights that stay in four bits: with a scale for each group, and in Q4_K an offset."""
+    numbers = 1 if kind == "Q4_0" else 2
+    return count // 2 + count // GGUF_GROUP_COLUMNS * numbers * _HALF_BYTES

@@ -1,0 +1,48 @@
+"""Sizes of weights in memory, calculated from headers of files."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loaded_size import LoadedSize, loaded_size
+from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
+from tests.helpers.int4_files import MAKERS, quantise_folder
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_folders(tmp_path: Path) -> None:
+    """Count scales as weights, which adds some per cent."""
+    reference = make_reference("qwen3", **SIZES)
+    save_reference(reference, tmp_path)
+    assert loaded_size(tmp_path, None) is None
+    for maker in MAKERS:
+        save_reference(reference, tmp_path)
+        quantise_folder(tmp_path, maker)
+        found = loaded_size(tmp_path, read_model_spec(tmp_path).quantization)
+        assert found is not None and found.four_bits and found.kinds == f"int4 in groups of {maker.group}"
+        assert 1 <= found.cpu_bytes / (4 * count(reference)) < 1.05
+        assert found.gpu_bytes == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_gguf_files(tmp_path: Path) -> None:
+    reference = make_reference("llama", **SIZES)
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+        kind = "Q8_0" if "ffn_down" in name else "Q4_K"
+        return (
+            (quantised(kind, values.shape), kind) if name.startswith("blk.") and values.ndim == 2 else (values, "F32")
+        )
+
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode))
+    total, down = count(reference), 2 * 256 * 512
+    in_four = sum(p.numel() for name, p in reference.named_parameters() if "proj" in name) - down
+    expected = LoadedSize("Q4_K, Q8_0, F32", 4 * total, 2 * (total - in_four) + in_four * 5 // 8, four_bits=True)
+    assert loaded_size(path, read_model_spec(path).quantization) == expected
