@@ -37,9 +37,10 @@ KERNELS = GpuFeature("models in 16 and 32 bits, GGUF files, CUDA graphs", (8, 0)
 FP8_KV = GpuFeature("K and V in FP8", (8, 9))
 FP8_WEIGHTS = GpuFeature("weights in FP8, a scale for each row (--quantization fp8)", (9, 0))
 FP8_BLOCKS = GpuFeature("weights in FP8, a scale for each block of 128 x 128", (9, 0), newest=9)
+INT4_WEIGHTS = GpuFeature("weights in four bits (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0 and Q4_K)", (8, 0))
 EXPERTS = GpuFeature("models with experts", (9, 0))
 LARGE_STEPS = GpuFeature("faster attention in large steps", (9, 0), newest=9)
-GPU_FEATURES = (KERNELS, FP8_KV, FP8_WEIGHTS, FP8_BLOCKS, EXPERTS, LARGE_STEPS)
+GPU_FEATURES = (KERNELS, FP8_KV, FP8_WEIGHTS, FP8_BLOCKS, INT4_WEIGHTS, EXPERTS, LARGE_STEPS)
 
 GPU_GENERATIONS = (
     GpuGeneration("Ampere", ((8, 0), (8, 6)), "A100, A10, RTX 30"),

@@ -183,7 +183,7 @@ def test_a_config_file_may_have_vllms_options(parser, tmp_path, capsys):
         "default_chat_template_kwargs": '{"enable_thinking": false}',
         "override_generation_config": '{"top_k": 5}',
     }
-    for option, value in (("enable_prompt_adapter", True), ("quantization", "awq"), ("disable-log-requests", "often")):
+    for option, value in (("enable_prompt_adapter", True), ("quantization", "hqq"), ("disable-log-requests", "often")):
         wrong = tmp_path / "wrong.json"
         wrong.write_text(json.dumps({option: value}))
         with pytest.raises(ConfigError, match=f"wrong.json: {option}.*(not supported|expected true or false)"):
