@@ -97,4 +97,5 @@ class Int4Weight:
         codes = torch.stack((self.codes & MAX_CODE, self.codes >> 4), 2).view(len(self.codes), -1, self.group)
         scales = self.scales.to(torch.float32)
         offsets = DEFAULT_ZERO * scales if self.offsets is None else self.offsets.to(torch.float32)
-        return (codes * scales[:, :, None] - offsets[:, :, None]).to(dtype).view(self.shape)
+        wide = codes.to(torch.float32).mul_(scales[:, :, None]).sub_(offsets[:, :, None])
+        return wide.to(dtype).view(self.shape)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from roseinfer.models.loader import load_model
 from tests.helpers import gguf_files
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import VOCAB, make_reference, reference_logits, save_reference
+from tests.helpers.int4_files import MAKERS as INT4_MAKERS
+from tests.helpers.int4_files import quantise_folder
 from tests.helpers.mxfp4_files import make_packable, pack_folder
 from tests.helpers.weights import Imagined
 from tests.quant.test_fp8_checkpoints import MAKERS
@@ -43,11 +46,12 @@ FAMILIES = (
     "qwen3.5-moe",
     "qwen3-next",
 )
-ROUNDED = ("fp8", "fp8-experts", "mxfp4", "dense.gguf", "experts.gguf")
+ROUNDED = ("fp8", "fp8-experts", "awq", "gptq-v2", "mxfp4", "dense.gguf", "experts.gguf")
 
 # Each rank computes all cases in one process, as importing torch takes most of the time.
 RANK = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from roseinfer.models.config import read_model_spec
@@ -119,6 +123,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_reference(make_reference(family), folder / family)
     make_fp8(folder / "fp8", MAKERS[0], **WIDE, intermediate_size=512)
     make_fp8(folder / "fp8-experts", MAKERS[0], "qwen3-moe", **WIDE, moe_intermediate_size=256)
+    for maker in (INT4_MAKERS[0], INT4_MAKERS[2]):
+        quantise_folder(
+            save_reference(make_reference("qwen3", **WIDE, intermediate_size=512), folder / maker.name),
+            replace(maker, rounds=True),
+        )
     pack_folder(save_reference(make_packable(), folder / "mxfp4"))
     write_gguf(folder / "dense.gguf", make_reference("llama", hidden_size=256, intermediate_size=512))
     write_gguf(folder / "experts.gguf", make_reference("mixtral", hidden_size=256, intermediate_size=256))
