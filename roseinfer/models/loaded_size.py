@@ -10,11 +10,12 @@ from roseinfer.gguf.files import is_gguf, open_gguf
 from roseinfer.gguf.reader import TensorInfo
 from roseinfer.models.documents import weight_bytes
 from roseinfer.quant.int4_scheme import GGUF_ENCODINGS, GGUF_GROUP_COLUMNS, Int4Scheme
+from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from roseinfer.quant.scheme import QuantScheme
 
 _WIDE_BYTES, _HALF_BYTES = 4, 2  # of a weight in float32, and in 16 bits
-_CODES = ("qweight", "weight_packed")  # ends of the names of tensors with eight codes in a number
-_WORD_CODES_COUNT = 8
+_CODES = ("qweight", "weight_packed", "weight")  # ends of the names of tensors of codes
+_CODES_COUNT = {"I32": 8, "U8": 2}  # in a number of these dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,21 @@ class LoadedSize:
 
 
 def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize | None:
-    """Return the size of the weights of a GGUF file, or of a folder in four bits; None for all others."""
+    """Return the size of the weights of a GGUF file, or of a folder in four bits, which any GPU reads; None for all
+    others.
+    """
     if is_gguf(model):
         return _gguf_size(list(open_gguf(model).tensors.values()), four_bits=scheme is not None)
-    if not isinstance(scheme, Int4Scheme):
+    if not isinstance(scheme, Int4Scheme | Nvfp4Scheme):
         return None
     count = 0
     for file in loaded_files(model):
         for name, entry in read_header(file).items():
-            words = entry.dtype == "I32"
-            if not words or name.endswith(_CODES):
-                count += prod(entry.shape) * (_WORD_CODES_COUNT if words else 1)
-    return LoadedSize(scheme.label, _WIDE_BYTES * count, weight_bytes(model), four_bits=True)
+            if entry.dtype not in _CODES_COUNT or name.endswith(_CODES):
+                count += prod(entry.shape) * _CODES_COUNT.get(entry.dtype, 1)
+    kept = isinstance(scheme, Int4Scheme)
+    gpu_bytes = weight_bytes(model) if kept else _HALF_BYTES * count
+    return LoadedSize(scheme.label, _WIDE_BYTES * count, gpu_bytes, four_bits=kept)
 
 
 def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:

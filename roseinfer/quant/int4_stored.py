@@ -6,7 +6,7 @@ import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
+from roseinfer.quant.base import WeightPiece, WeightSource
 from roseinfer.quant.int4_layouts.awq import AwqLayout
 from roseinfer.quant.int4_layouts.gptq import GptqLayout
 from roseinfer.quant.int4_layouts.layout import Int4Layout
@@ -15,6 +15,7 @@ from roseinfer.quant.int4_layouts.stored import read_order
 from roseinfer.quant.int4_part import Int4Part, Int4Reader
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_weight import Int4Weight
+from roseinfer.quant.packed_source import WEIGHT, PackedSource
 
 _LAYOUTS: dict[str, Int4Layout] = {
     "awq": AwqLayout(),
@@ -22,59 +23,38 @@ _LAYOUTS: dict[str, Int4Layout] = {
     "gptq_v2": GptqLayout(added_zero=0),
     "pack-quantized": PackQuantizedLayout(),
 }
-_CODES = "U4"  # dtype of such matrices; safetensors has none
-_WEIGHT, _BIAS = ".weight", ".bias"
+_CODES = "U4"
+_BIAS = ".bias"
 
 
-class Int4Source:
-    """`Int4Reader` of a checkpoint of safetensors.
-
-    The matrix of the layer X is called X.weight here, as if it were stored so. Columns of a matrix are read in the
-    order of inputs.
-    """
+class Int4Source(PackedSource):
+    """`Int4Reader` of a checkpoint of safetensors. Columns of a matrix are read in the order of inputs."""
 
     def __init__(self, inner: WeightSource, scheme: Int4Scheme) -> None:
-        self._inner = inner
         self._scheme = scheme
-        self._layout = _LAYOUTS[scheme.layout]
+        self._layout = layout = _LAYOUTS[scheme.layout]
         self._biased: set[str] = set()  # layers whose biases were read
         self._layers: set[str] = set()  # layers that were read
-        self.build: Build = inner.build
+        super().__init__(inner, layout.codes, layout.others, _CODES)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._inner or self._layer_of(name) is not None
+    def shape(self, codes: tuple[int, ...]) -> tuple[int, ...]:
+        return self._layout.shape(codes)
 
-    def stored(self, name: str) -> TensorMetadata | None:
-        layer = self._layer_of(name)
-        if layer is None:
-            return self._inner.stored(name)
-        codes = self._inner.stored(f"{layer}.{self._layout.codes}")
-        assert codes is not None
-        return TensorMetadata(_CODES, self._layout.shape(codes.shape) if len(codes.shape) == 2 else ())
+    def widened(self, piece: WeightPiece, dtype: torch.dtype) -> torch.Tensor:
+        return self.read_int4(piece).widen(dtype)
 
     def skip(self, name: str) -> None:
-        layer = self._layer_of(name)
-        if layer is None:
-            self._biased.add(name.removesuffix(_BIAS))
-            self._inner.skip(name)
-            return
-        for part in (self._layout.codes, *self._layout.others):
-            if f"{layer}.{part}" in self._inner:
-                self._inner.skip(f"{layer}.{part}")
+        self._biased.add(name.removesuffix(_BIAS))
+        super().skip(name)
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
-        layer = self._layer_of(name)
-        if layer is None or into.ndim != 2:
-            self._biased.add(name.removesuffix(_BIAS))
-            self._inner.read(name, into, shard=shard, transposed=transposed)
-            return
-        outs, ins = shard or (Share(0, width, width) for width in into.shape)
-        into.copy_(self.read_int4(WeightPiece(layer, outs, ins)).widen(into.dtype))
+        self._biased.add(name.removesuffix(_BIAS))
+        super().read(name, into, shard=shard, transposed=transposed)
 
     def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
-        return all(self._layer_of(f"{piece.name}{_WEIGHT}") is not None for piece in pieces)
+        return all(self.has_codes(piece.name) for piece in pieces)
 
     def read_int4(self, piece: WeightPiece) -> Int4Part:
         self._layers.add(piece.name)
@@ -82,8 +62,8 @@ class Int4Source:
         return self._layout.read(self._inner, piece, self._scheme.groups_of(piece.name), order)
 
     def order_of(self, name: str) -> torch.Tensor | None:
-        held = self.stored(f"{name}{_WEIGHT}")
-        if held is None or held.dtype != _CODES or not held.shape:
+        held = self.stored(f"{name}{WEIGHT}") if self.has_codes(name) else None
+        if held is None or not held.shape:
             return None
         return self._read_order(name, Share(0, held.shape[1], held.shape[1]))
 
@@ -106,13 +86,6 @@ class Int4Source:
             self._inner.read(f"{layer}{_BIAS}", bias)
             if bool(bias.any()):
                 raise UnsupportedModelError(f"tensor {layer}{_BIAS} is not zero, but the model has no such bias")
-
-    def _layer_of(self, name: str) -> str | None:
-        """Return the layer whose matrix is called `name` and stored in four bits; None for other tensors."""
-        if not name.endswith(_WEIGHT):
-            return None
-        layer = name.removesuffix(_WEIGHT)
-        return layer if f"{layer}.{self._layout.codes}" in self._inner else None
 
 
 def read_stack(source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Part | None:

@@ -25,7 +25,9 @@ from roseinfer.quant.experts import load_sequential_experts
 class PlainFormat:
     """`WeightFormat` without quantisation."""
 
-    stored_as: str | None = None
+    def __init__(self, stored_as: str | None = None) -> None:
+        """stored_as: description of weights that the checkpoint stores otherwise, and that are widened."""
+        self.stored_as = stored_as
 
     def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return plain_matmul(read_weight(source, pieces), read_bias(source, pieces), epilogue)

@@ -16,6 +16,8 @@ from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.mxfp4_format import Mxfp4Format
 from roseinfer.quant.mxfp4_scheme import Mxfp4Scheme
+from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
+from roseinfer.quant.nvfp4_stored import Nvfp4Source
 from roseinfer.quant.plain import PlainFormat
 from roseinfer.quant.scheme import QuantScheme
 
@@ -37,9 +39,9 @@ def choose_format(
         if asked is not None:
             raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
         return Mxfp4Format(widens=dtype is torch.float32 or not has_triton(device))
-    if isinstance(stored, Int4Scheme):
+    if isinstance(stored, Int4Scheme | Nvfp4Scheme):
         if asked is None:
-            return _int4(stored)
+            return _int4(stored) if isinstance(stored, Int4Scheme) else PlainFormat(f"{stored.label}, widened")
         stored = None  # the source gives widened weights, which are rounded like any others
     if stored is not None and not isinstance(stored, Fp8Scheme):
         raise ConfigError(f"no format reads weights stored as {stored.label}")
@@ -75,4 +77,6 @@ def widening_source(source: WeightSource, stored: QuantScheme | None) -> WeightS
     """Return a source of the same tensors that also gives quantised ones as floats, to readers that expect these."""
     if isinstance(stored, Fp8Scheme):
         return WideningSource(source, stored)
+    if isinstance(stored, Nvfp4Scheme):
+        return Nvfp4Source(source, stored)
     return Int4Source(source, stored) if isinstance(stored, Int4Scheme) else source

@@ -7,9 +7,10 @@ import torch
 
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loaded_size import LoadedSize, loaded_size
+from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
-from tests.helpers.int4_files import MAKERS, quantise_folder
+from tests.helpers.int4_files import MAKERS, quantise_folder, write_tensors
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
@@ -30,6 +31,13 @@ def test_folders(tmp_path: Path) -> None:
         assert found is not None and found.four_bits and found.kinds == f"int4 in groups of {maker.group}"
         assert 1 <= found.cpu_bytes / (4 * count(reference)) < 1.05
         assert found.gpu_bytes == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_folders_that_a_gpu_widens(tmp_path: Path) -> None:
+    codes = {"a.weight_packed": torch.zeros(64, 32, dtype=torch.uint8), "norm.weight": torch.ones(64)}
+    write_tensors(tmp_path, codes)
+    found = loaded_size(tmp_path, Nvfp4Scheme("compressed-tensors"))
+    assert found == LoadedSize("nvfp4", 4 * (64 * 64 + 64), 2 * (64 * 64 + 64), four_bits=False)
 
 
 def test_gguf_files(tmp_path: Path) -> None:

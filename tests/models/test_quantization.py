@@ -81,6 +81,28 @@ MODELOPT_FILE = {
 }
 
 
+NVFP4_ARGS = {**ARGS, "num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+NVFP4 = {
+    **COMPRESSED,
+    "format": "nvfp4-pack-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "format": "nvfp4-pack-quantized",
+            "input_activations": {**NVFP4_ARGS, "dynamic": "local", "scale_dtype": "torch.float8_e4m3fn"},
+            "targets": ["Linear"],
+            "weights": NVFP4_ARGS,
+        }
+    },
+}
+MODELOPT_NVFP4 = {**MODELOPT, "quant_algo": "NVFP4", "group_size": 16}
+
+
+def nvfp4(part: str, **changes: Any) -> dict[str, Any]:
+    path = f"config_groups.group_0.{part}"
+    return changed(NVFP4, path, {**NVFP4["config_groups"]["group_0"][part], **changes})
+
+
 RULES = {**GPTQ, "dynamic": {"-:.*lm_head.*": {}, r"+:.*\.down_proj$": {"group_size": 64, "sym": True}}}
 
 
@@ -269,7 +291,13 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         ({**QWEN3_FP8, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert = 'lm_head'"),
         ({**QWEN3_FP8, "rotation": "hadamard"}, "rotation = 'hadamard'.*unknown"),
         (changed(COMPRESSED, "format", "marlin-24"), "format = 'marlin-24'"),
-        (changed(COMPRESSED, "format", "nvfp4-pack-quantized"), "format = 'nvfp4-pack-quantized'"),
+        (changed(COMPRESSED, "format", "mxfp4-pack-quantized"), "format = 'mxfp4-pack-quantized'"),
+        (changed(COMPRESSED, "format", "nvfp4-pack-quantized"), "weights: num_bits = 8 is not supported; it is 4"),
+        (nvfp4("weights", group_size=32), "weights: group_size = 32 is not supported; it is 16"),
+        (nvfp4("weights", strategy="group"), "weights: strategy = 'group'"),
+        (nvfp4("weights", dynamic="local"), "weights: dynamic = 'local'"),
+        (nvfp4("input_activations", num_bits=8), "input_activations: num_bits = 8"),
+        ({**MODELOPT_NVFP4, "group_size": 32}, "group_size = 32"),
         (changed(COMPRESSED, "format", "pack-quantized"), "input_activations = {.*activations are not rounded"),
         (changed(COMPRESSED, "config_groups", {}), "config_groups is missing"),
         (changed(COMPRESSED, "config_groups.group_0.weights", None), "weights is missing"),
@@ -295,7 +323,9 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         ),
         (changed(COMPRESSED, "ignore", ["re:" + "(" * 5000 + ")" * 5000]), "invalid regular expression"),
         (changed(COMPRESSED, "ignore", ["re:a{1,99999999999}"]), "invalid regular expression"),
-        ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported; known: FP8"),
+        ({**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo = 'NVFP4_AWQ' is not supported; known: FP8"),
+        ({**MODELOPT, "quant_algo": "W4A16_AWQ"}, "quant_algo = 'W4A16_AWQ'"),
+        ({**MODELOPT, "quant_algo": "MIXED_PRECISION"}, "quant_algo = 'MIXED_PRECISION'"),
         ({**MODELOPT, "quantized_layers": {"a": {}}}, "quantized_layers"),
         (changed({"quant_method": "modelopt", **MODELOPT_FILE}, "quantization.group_size", 16), "group_size = 16"),
     ],
@@ -343,7 +373,7 @@ DAMAGE = [None, True, 0, -1, 8, 1e30, float("nan"), "", "re:[", "float", [], [[]
 
 
 @pytest.mark.parametrize(
-    "config", [QWEN3_FP8, AUTOFP8, COMPRESSED, MODELOPT, {"quant_method": "modelopt"}, AWQ, RULES, PACKED]
+    "config", [QWEN3_FP8, AUTOFP8, COMPRESSED, MODELOPT, {"quant_method": "modelopt"}, AWQ, RULES, PACKED, NVFP4]
 )
 def test_damage_is_read_or_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     """Put values of every kind into every field."""

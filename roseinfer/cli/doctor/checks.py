@@ -238,8 +238,8 @@ def _model(model: Model, facts: Facts) -> Check:
     kind = f" in {model.quantised}" if model.quantised else ""
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
-    four_bits = model.loaded is not None and model.loaded.four_bits
-    if model.quantised and not four_bits and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
+    needs_fp8 = model.quantised is not None and model.loaded is None
+    if needs_fp8 and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
         return problem(name, found, f"weights{kind} need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"

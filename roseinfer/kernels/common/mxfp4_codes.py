@@ -25,10 +25,15 @@ def halved(stored: torch.Tensor) -> torch.Tensor:
 
 def widen_mxfp4(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers [.., K] of codes [.., K / 2] and scales [.., K / 32]. Those beyond `dtype` become infinite."""
-    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=codes.device)
     blocks = codes.unflatten(-1, (-1, _BYTES))
-    numbers = table[torch.cat((blocks & 15, blocks >> 4), -1).int()]
+    numbers = e2m1_numbers(torch.cat((blocks & 15, blocks >> 4), -1))
     return (numbers * _factors(scales)[..., None]).flatten(-2).to(dtype)
+
+
+def e2m1_numbers(codes: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of codes, one in a byte, in float32."""
+    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=codes.device)
+    return table[codes.int()]
 
 
 def round_mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
