@@ -7,7 +7,14 @@ from typing import Any
 
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
 from roseinfer.core.extras import install_command
-from roseinfer.core.support import FP8_WEIGHTS, SUPPORT_PAGE, generation_of, missing_features, system_error
+from roseinfer.core.support import (
+    FP8_WEIGHTS,
+    MIN_FASTER_FP8_ROWS,
+    SUPPORT_PAGE,
+    generation_of,
+    missing_features,
+    system_error,
+)
 
 GB = 2**30
 MIN_PYTHON = (3, 11)
@@ -238,8 +245,8 @@ def _model(model: Model, facts: Facts) -> Check:
     kind = f" in {model.quantised}" if model.quantised else ""
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
-    needs_fp8 = model.quantised is not None and model.loaded is None
-    if needs_fp8 and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
+    has_fp8 = any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus)
+    if model.quantised and model.loaded is None and gpus and not has_fp8:
         return problem(name, found, f"weights{kind} need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
@@ -247,6 +254,8 @@ def _model(model: Model, facts: Facts) -> Check:
     if model.loaded is not None:
         loaded = model.loaded.gpu_bytes if gpus else model.loaded.cpu_bytes
         found += f"; {model.loaded.kinds}, {loaded / GB:.2f} GiB in memory unless --quantization says otherwise"
+        if model.loaded.four_bits and has_fp8:
+            found += f"; --quantization fp8 is faster from {MIN_FASTER_FP8_ROWS} requests at a time on"
     if loaded > room:
         return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", _too_large(loaded, gpus))
     if loaded > _WEIGHTS_SHARE * room:
