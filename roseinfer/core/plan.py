@@ -206,8 +206,9 @@ class StepPlan:
     seats. Both are complete when the step is collected, not earlier. Until then the scheduler reuses neither side; only
     later plans may read a loaded block or load from a stored one. `check_host_copies` asserts further conditions.
 
-    `adapter_loads` copy LoRA adapters to slots that no seated request uses, under the same rules: complete once
-    the step is collected, and only requests of later plans use them.
+    `adapter_loads` copy LoRA adapters to slots that no row of this plan or of a step in flight uses, under the same
+    rules: complete once the step is collected, and only rows of later plans use them. A slot may hold other adapters
+    while a seated request has no rows, but again its own when it has some.
     """
 
     step: int

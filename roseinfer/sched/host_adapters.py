@@ -58,6 +58,10 @@ class HostAdapters:
         """True if a read is in progress."""
         return bool(self._pending)
 
+    @property
+    def is_over_budget(self) -> bool:
+        return self.num_bytes > self._budget_bytes
+
     def read_s(self, adapter: Adapter) -> float:
         """Return the seconds until an adapter is in host memory, if a read begins now."""
         return 0.0 if adapter.digest in self._copies else adapter.num_bytes * self.read_s_per_byte

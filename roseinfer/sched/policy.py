@@ -107,7 +107,8 @@ class View(NamedTuple):
     samples that could start with it. `uncached(request)`: tokens that a waiting request would compute before its next
     output token. `load_s(request)`: seconds until what it needs is loaded: its LoRA adapter, for which it cannot start,
     and its prefix from host memory; 0 if nothing is. `seat_cause`: cause of a wait for one of `free_seats`. `windows`:
-    the window groups, where a request holds no more than its window.
+    the window groups, where a request holds no more than its window. `sitting_out`: running requests that do not
+    compute in this step, whatever the policy selects, because another LoRA adapter is in their slot.
     """
 
     now_s: float
@@ -126,6 +127,7 @@ class View(NamedTuple):
     load_s: Callable[[Request], float] = no_load_s
     seat_cause: Cause = Cause.SEATS
     windows: tuple[WindowView, ...] = ()
+    sitting_out: Collection[Request] = ()
 
 
 def rejectable(request: Request) -> bool:

@@ -278,6 +278,7 @@ class Scheduler:
             self._load_s,
             self.seating.seat_cause,
             tuple([WindowView(group.window, group.pool.num_free) for group in self.kv.windows]),
+            () if self.adapters is None else self.adapters.sitting_out,
         )
 
     def _force_progress(self, builder: PlanBuilder, now_s: float) -> None:
@@ -291,7 +292,7 @@ class Scheduler:
                 return
             self._continue_running(builder, decision, tuple(self.running.values()))
         first = self.waiting.first_ready()
-        if not len(builder) and first is not None:
+        if not len(builder) and first is not None and self.seating.free_seats:  # all seats may sit out
             self.seating.start_alone(builder, decision, first, now_s)
         if len(builder):
             self._liveness.report_stall(self.policy, "schedules nothing; planning one step without it")
@@ -299,7 +300,8 @@ class Scheduler:
     def _continue_running(self, builder: PlanBuilder, decision: Decision, running: tuple[Request, ...]) -> None:
         short: list[tuple[Request, int]] = []
         promised = 0
-        for request in self._liveness.valid_rows(self.policy, decision.select(running), running):
+        rows = self._liveness.valid_rows(self.policy, decision.select(running), running)
+        for request in rows if self.adapters is None else self.adapters.able(rows):
             room = builder.tokens_left - promised
             if room <= 0:
                 break
@@ -312,10 +314,8 @@ class Scheduler:
                 continue
             if count == 0:
                 continue  # its drafts are being verified: how many are right is not known yet
-            if count > 1:
-                count = chunk(decision, request, count, room)
-                if count == 0:
-                    continue
+            if count > 1 and not (count := chunk(decision, request, count, room)):
+                continue
             if request.planned + count <= request.capacity:
                 builder.add_row(request, count)
             else:

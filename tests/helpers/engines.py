@@ -9,6 +9,7 @@ from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.runner import StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.core.slo import Slo
 from roseinfer.engine.adapters import AdapterRegistry
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guide import GuideFactory
@@ -115,12 +116,13 @@ def add(
     adapter: Adapter | None = None,
     guide: str | None = None,
     generation_prompt_len: int = 0,
+    slo: Slo | None = None,
     **params: object,
 ) -> None:
     """`guide`: a grammar that the core's `GuideFactory` know."""
     sampling = SequenceParams(**{"max_tokens": 8, **params})
     spec = None if guide is None else GuideSpec(grammar=guide)
-    meta = RequestMeta(cache_salt=salt, adapter=adapter)
+    meta = RequestMeta(cache_salt=salt, adapter=adapter, slo=slo)
     core.add(
         Add(
             request_id,

@@ -64,7 +64,8 @@ class FakeAdapterSlots:
     def __init__(self, files: FakeAdapterFiles, num_slots: int) -> None:
         self.held: list[str | None] = [None] * num_slots
         self._files = files
-        self._of_seats: dict[int, str] = {}
+        self._of_seats: dict[int, tuple[int, str]] = {}  # slot and adapter
+        self._in_flight: dict[int, set[int]] = {}  # slots that rows use, by step
 
     def submit(self, plan: StepPlan) -> dict[int, str]:
         """Begin the loads of a plan, and return the adapters of its seats, those of earlier plans included."""
@@ -72,15 +73,19 @@ class FakeAdapterSlots:
             self._of_seats.pop(seat, None)
         for slot, digest in plan.adapter_loads:
             assert digest in self._files.host, "an adapter is loaded from host memory"
-            assert self.held[slot] not in self._of_seats.values(), "a seated request uses the slot"
+            assert not any(slot in slots for slots in self._in_flight.values()), "a row in flight uses the slot"
             self.held[slot] = None
         for admission in plan.admitted:
             if admission.adapter_slot >= 0:
                 held = self.held[admission.adapter_slot]
                 assert held is not None, "the slot is empty or being loaded"
-                self._of_seats[admission.seat] = held
-        return self._of_seats
+                self._of_seats[admission.seat] = admission.adapter_slot, held
+        used = [self._of_seats[row.seat] for row in plan.rows if row.seat in self._of_seats]
+        assert all(self.held[slot] == digest for slot, digest in used), "another adapter is in the slot"
+        self._in_flight[plan.step] = {slot for slot, _ in used}
+        return {seat: digest for seat, (_, digest) in self._of_seats.items()}
 
     def collect(self, plan: StepPlan) -> None:
+        del self._in_flight[plan.step]
         for slot, digest in plan.adapter_loads:
             self.held[slot] = digest

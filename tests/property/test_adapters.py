@@ -1,7 +1,8 @@
 """Random loads with LoRA adapters on few slots: any schedule gives the tokens of an engine with a slot for each.
 
-Reads fail or take long, host memory is small, requests are aborted and preempted. The runner checks that no slot is
-written while a seated request uses it, and that each row uses the adapter that was in its slot when it took its seat.
+Reads fail or take long, host memory is small, requests are aborted and preempted, and adapters share slots where
+requests have a TPOT objective. The runner checks that no slot is written while a row in flight uses it, and that each
+row uses the adapter that was in its slot when its request took its seat.
 """
 
 import random
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.slo import Slo
 from tests.helpers.cases import examples
 from tests.helpers.fake_adapters import FakeAdapterFiles, adapter, make_slots
 from tests.property.test_engine import JobAdapters, assert_same, fits, make_jobs, policies, run, run_at_ease
@@ -30,10 +32,11 @@ BROKEN = adapter("broken")
     spare_blocks=st.integers(0, 12),
     num_host_blocks=st.sampled_from([0, 0, 40]),
     fail_on_token=st.sampled_from([None, None, 7]),
+    tpot_s=st.sampled_from([None, 5.0, 50.0]),
     options=policies() | st.sampled_from([{"scheduling_policy": name} for name in ("slack", "scorpio", "qoserve")]),
 )
 def test_any_slots_give_the_same_tokens(
-    seed, depth, num_slots, host, calls, block_size, spare_blocks, num_host_blocks, fail_on_token, options
+    seed, depth, num_slots, host, calls, block_size, spare_blocks, num_host_blocks, fail_on_token, tpot_s, options
 ) -> None:
     rng = random.Random(seed)
     jobs = make_jobs(rng, count=10, longest=20)
@@ -46,6 +49,7 @@ def test_any_slots_give_the_same_tokens(
     got = run(
         jobs,
         lora=JobAdapters(files, make_slots(files, num_slots, host, pinned), of),
+        slo=None if tpot_s is None else Slo(tpot_s=tpot_s),
         fail_on_token=fail_on_token,
         depth=depth,
         num_blocks=fits(jobs, block_size) + spare_blocks,

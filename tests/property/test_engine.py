@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.adapters import Adapter
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.registry import options_of
@@ -71,6 +72,7 @@ def run(
     fail_on_token: int | None = None,
     reserve: int = 0,
     lora: JobAdapters | None = None,
+    slo: Slo | None = None,
     **options: object,
 ) -> dict[str, Collected]:
     host, windows = options.get("num_host_blocks", 0), options.get("windows", ())
@@ -87,7 +89,7 @@ def run(
         for i, job in enumerate(jobs):
             if job.at_step == step:
                 of = None if lora is None else lora.of[i]
-                add(core, str(i), list(job.prompt), n=job.n, adapter=of, **dict(job.params))
+                add(core, str(i), list(job.prompt), n=job.n, adapter=of, slo=slo, **dict(job.params))
                 if job.abort_after is not None:
                     aborts.setdefault(step + job.abort_after, []).append(f"{i}:0")
         core.abort(aborts.pop(step, []))

@@ -7,7 +7,7 @@ from roseinfer.core.errors import ADAPTER_UNREADABLE, InvalidRequestError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
-from roseinfer.sched.adapters import DRAIN_AFTER_S, MIN_TURN_S, AdapterSlots
+from roseinfer.sched.adapters import DRAIN_AFTER_S, MIN_RESIDENCE_S, AdapterSlots
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_adapters import SIZE, FakeAdapterFiles, FakeAdapterSlots, adapter, make_slots
 from tests.helpers.fake_runner import FakeRunner
@@ -104,13 +104,13 @@ def test_a_slot_that_others_keep_using_is_replaced_all_the_same() -> None:
     core = make(1, pinned=(A, B))
     for number in range(4):
         add(core, f"a{number}", [5, 6, 7], adapter=A, ignore_eos=True)
-        steps(core, 4, MIN_TURN_S / 2)
+        steps(core, 4, MIN_RESIDENCE_S / 2)
     add(core, "b", [5, 6, 7], adapter=B, ignore_eos=True)
     done: dict[str, Collected] = {}
     for number in range(4, 40):
         add(core, f"a{number}", [5, 6, 7], adapter=A, ignore_eos=True)
-        done |= steps(core, 4, MIN_TURN_S / 2)
-        assert "b:0" not in done or number * 4 * MIN_TURN_S / 2 > DRAIN_AFTER_S
+        done |= steps(core, 4, MIN_RESIDENCE_S / 2)
+        assert "b:0" not in done or number * 4 * MIN_RESIDENCE_S / 2 > DRAIN_AFTER_S
     assert done["b:0"].tokens, "the slot drained"
     assert run_dry(core)
 
@@ -118,7 +118,7 @@ def test_a_slot_that_others_keep_using_is_replaced_all_the_same() -> None:
 def test_a_draining_slot_is_used_again_if_no_other_adapter_is_wanted() -> None:
     core = make(1, pinned=(A, B))
     add(core, "long", [5, 6, 7], adapter=A, ignore_eos=True, max_tokens=40)
-    steps(core, 4, MIN_TURN_S)
+    steps(core, 4, MIN_RESIDENCE_S)
     add(core, "b", [5, 6, 7], adapter=B)
     steps(core, 4, DRAIN_AFTER_S)
     add(core, "a", [5, 6, 7], adapter=A, ignore_eos=True)
@@ -213,7 +213,7 @@ def test_seconds_of_residency() -> None:
         core.scheduler.commit(plan, result, core.clock.now())
     assert slots.wait_s(A) == 0
     left = 43 - len(core.scheduler.roster.requests["long:0"].tokens)
-    assert slots.wait_s(B) == pytest.approx(max(0.02 * left, MIN_TURN_S) + 0.002, rel=0.1)
+    assert slots.wait_s(B) == pytest.approx(max(0.02 * left, MIN_RESIDENCE_S) + 0.002, rel=0.1)
     assert slots.wait_s(C) == pytest.approx(slots.wait_s(B)), "its read is done before the slot is free"
     core.abort(["long:0"])
     run_dry(core)

@@ -7,7 +7,7 @@ import pytest
 
 from roseinfer.cli.main import main
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import Cause, Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
@@ -20,14 +20,24 @@ from roseinfer.sim.sweep import EstimatesFactory
 from roseinfer.sim.workload import Arrival
 from tests.sim.test_six_classes import PLAIN, TTFT_TPOT_S
 
+TTFT_TPOT_SLOS = [Slo(*objectives) for objectives in TTFT_TPOT_S]
 
-def run(lora: SimulatedAdapterConfig, policy: str = "slack", *, rate: float = 24, seconds: float = 5.0, promised=True):
+
+def run(
+    lora: SimulatedAdapterConfig,
+    policy: str = "slack",
+    *,
+    rate: float = 24,
+    seconds: float = 5.0,
+    slos=TTFT_TPOT_SLOS,
+    overlap: bool = False,
+) -> SimulationResult:
     rng, arrivals, at_s = random.Random(0), list[Arrival](), 0.0
     while (at_s := at_s + rng.expovariate(rate)) < seconds:
-        slo = Slo(*rng.choice(TTFT_TPOT_S)) if promised else None
+        slo = rng.choice(slos)
         arrivals.append(Arrival(at_s, [5] * rng.randint(32, 1024), rng.randint(16, 512), slo))
     machine = Machine(PLAIN, num_kv_blocks=20_000, prefix_caching=False, adapters=lora.machine)
-    config = scheduler_config(scheduling_policy=policy, max_num_seqs=512, max_num_batched_tokens=2048)
+    config = scheduler_config(scheduling_policy=policy, max_num_seqs=512, max_num_batched_tokens=2048, overlap=overlap)
     return simulate(lora.name(arrivals, 0), config, machine, estimates=Estimates(cost=CostModel(PLAIN)))
 
 
@@ -53,10 +63,22 @@ def test_a_promise_counts_the_wait_for_a_slot(policy: str) -> None:
         assert not [life for life in result.lifetimes if life.served and not life.good]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_more_adapters_than_slots_keep_slow_objectives(overlap: bool) -> None:
+    """Steps are several times as fast as the objectives: adapters take turns, and no accepted request is late."""
+    lora = SimulatedAdapterConfig(adapters=12, adapter_zipf=0.0, lora_slots=6)
+    result = run(lora, slos=[Slo(2.0, 0.03), Slo(2.0, 0.05)], overlap=overlap)
+    good = kept(result)
+    assert sum(good) > 0.9 * len(good)
+    assert not [life for life in result.lifetimes if life.served and not life.good]
+    assert {life.rejection.cause for life in result.lifetimes if life.rejection} <= {Cause.ADAPTER}
+    assert result.stats.adapters.loads > 100 and result.stats.policy_stalls == 0
+
+
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"])
 def test_requests_without_objectives_all_finish(policy: str) -> None:
     lora = SimulatedAdapterConfig(adapters=9, adapter_zipf=0.0, lora_slots=2, lora_host_size=0.2)
-    result = run(lora, policy, promised=False, seconds=2.0)
+    result = run(lora, policy, slos=[None], seconds=2.0)
     assert all(life.served for life in result.lifetimes)
     assert result.stats.adapters.evictions >= 7 and result.stats.adapters.host_bytes <= 0.2 * 2**30
 
@@ -89,10 +111,10 @@ def test_simulate_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_router_prefers_engines_with_the_adapter() -> None:
-    """Two engines have slots for six adapters each, so together for all twelve."""
+    """Two engines have slots for six adapters each, so together for all twelve. Steps are too slow to share slots."""
     lora = SimulatedAdapterConfig(adapters=12, adapter_zipf=0.5, lora_slots=6)
     rng = random.Random(0)
-    arrivals = [Arrival(0.04 * number, [5] * 100, rng.randint(16, 256), Slo(0.5, 0.05)) for number in range(150)]
+    arrivals = [Arrival(0.04 * number, [5] * 100, rng.randint(16, 256), Slo(0.5, 0.011)) for number in range(150)]
     machine = Machine(PLAIN, num_kv_blocks=20_000, prefix_caching=False, adapters=lora.machine)
     config, knowledge, good = scheduler_config(max_num_seqs=64), EstimatesFactory(machine, "none"), {}
     for router in ("pace", "round-robin"):

@@ -151,7 +151,7 @@ class ScorpioPolicy:
             track.waits_for = stops
         if rejections and len(admitted) == len(queue):
             rejections = [self._with_attainable(refusal, view, admitted, batch) for refusal in rejections]
-        filling = list(self.ledger.filling.values())
+        filling = [track for track in self.ledger.filling.values() if track.request not in view.sitting_out]
         if self._mixed or not (filling or admitted):
             decoding = self._decoding(batch)
         else:

@@ -1,9 +1,10 @@
 """Deadlines of tokens: how an objective for the whole request becomes some, who is behind, and who cannot catch up."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import NamedTuple
 
+from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
@@ -19,13 +20,18 @@ MIN_TRUSTED_STEPS = 50  # observed steps after which the cost model may call an 
 
 
 class Rows(NamedTuple):
-    """Decoding requests with token deadlines, in the batch's order: known tokens, and seconds until the next is due.
+    """Decoding requests with token deadlines, as columns: known tokens, and seconds until the next is due.
 
     With planned drafts, a step gives several tokens: the seconds are until the last of these is due.
     """
 
+    tracks: Sequence[SlackTrack]
     context: list[int]
     slacks: list[float]
+
+    def without(self, left_out: Collection[Request]) -> "Rows":
+        able = [i for i, track in enumerate(self.tracks) if track.request not in left_out]
+        return Rows([self.tracks[i] for i in able], [self.context[i] for i in able], [self.slacks[i] for i in able])
 
 
 def measure(state: SlackState, now_s: float, in_flight: bool) -> Rows:
@@ -42,7 +48,7 @@ def measure(state: SlackState, now_s: float, in_flight: bool) -> Rows:
             demote(state, track, now_s)
         if lost:
             return measure(state, now_s, in_flight)
-    return Rows(context, slacks)
+    return Rows(batch.tracks, context, slacks)
 
 
 def _is_lost(state: SlackState, track: SlackTrack, slack: float) -> bool:

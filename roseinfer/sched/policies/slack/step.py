@@ -56,18 +56,18 @@ class SlackStep:
         self._params = state.params
         self._view = view
         self._now_s = now_s
-        self._measured = measured
+        self._measured = measured.without(view.sitting_out) if view.sitting_out else measured
 
     def decide(self, admission: StepAdmission) -> Decision:
         state = self._state
-        filling = state.ledger.filling.values()
+        filling = [each for each in state.ledger.filling.values() if each.request not in self._view.sitting_out]
         found = [*((track, track.request.remaining) for track in filling), *admission.machine.admitted]
         ageing_s = state.tuning.ageing_s
         prompts = [
             StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + ageing_s)
             for t, left in found
         ]
-        self._tracks = list(state.batch.tracks)
+        self._tracks = list(self._measured.tracks)
         self.seconds = self._params.rows_s(len(self._tracks), self._params.reads.of(*self._measured.context))
         prompts.sort(key=self._urgency)
         room_s = self._room(prompts, admission.machine)
@@ -109,7 +109,7 @@ class SlackStep:
 
     def _late(self) -> list[str]:
         """Return the requests whose next token is late: with more drafts than others they catch up."""
-        tracks = zip(self._state.batch.tracks, self._measured.slacks, strict=True)
+        tracks = zip(self._measured.tracks, self._measured.slacks, strict=True)
         return [t.request.request_id for t, slack_s in tracks if slack_s < (t.tokens_per_step - 1) * t.pace_s]
 
     def _least_s(self) -> float:
@@ -117,7 +117,7 @@ class SlackStep:
         slacks = self._measured.slacks
         if not self._state.plan.drafts:
             return min(slacks)
-        paces_s = [track.tokens_per_step * track.pace_s for track in self._state.batch.tracks]
+        paces_s = [track.tokens_per_step * track.pace_s for track in self._measured.tracks]
         late = zip(paces_s, slacks, strict=True)
         return min([s if s >= pace_s else pace_s - (pace_s - s) / CATCH_UP_STEPS for pace_s, s in late])
 
@@ -172,7 +172,7 @@ class SlackStep:
         For a prompt, a row with less slack would soon be the most urgent one, and steps would become short and many.
         """
         state, p, all_s = self._state, self._params, self.seconds
-        context, slacks = self._measured
+        _, context, slacks = self._measured
         least_s = self.limit_s + max(all_s, state.batch.smallest_s) + state.stall_s
         skipped = set[int]()
         for index in sorted(range(len(slacks)), key=slacks.__getitem__, reverse=True):
@@ -212,7 +212,7 @@ class SlackStep:
         """
         p, chosen = self._params, list[Request]()
         for track in self._state.unpromised.values():
-            if track.request in yielding:
+            if track.request in yielding or track.request in self._view.sitting_out:
                 continue
             row_s = p.one_row_s(len(track.tokens), beside + len(chosen))
             waited_s = self._now_s - track.idle_s
