@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -16,6 +16,9 @@ from roseinfer.adapters.step import StepAdapters
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, WeightPiece
+
+if TYPE_CHECKING:
+    from roseinfer.adapters.cuda_sums import AdapterSums
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class Adapting:
         self._layers: list[tuple[_Module, ...]] = []
         self._products: list[AdaptedProduct] = []
         self._device = device
+        self._many_sums: AdapterSums | None = None  # on a GPU
         self.step = StepAdapters()
 
     # --- while the model is loaded ------------------------------------------------------------------------------
@@ -78,8 +82,10 @@ class Adapting:
     def _product(self, matmul: Matmul, epilogue: Epilogue) -> "AdaptedProduct":
         if has_triton(self._device):
             from roseinfer.adapters.cuda_matmul import adapted_on_gpu  # imports Triton, which only GPUs have
+            from roseinfer.adapters.cuda_sums import AdapterSums
 
-            return adapted_on_gpu(matmul, epilogue, self.step)
+            self._many_sums = self._many_sums or AdapterSums(self.step, self._device)
+            return adapted_on_gpu(matmul, epilogue, self.step, self._many_sums)
         bare = matmul if epilogue == NO_EPILOGUE else matmul.bare()
         return AdaptedMatmul(matmul, bare, epilogue, self.step)
 

@@ -1,18 +1,22 @@
 """Products on a GPU that also add what the adapters of their rows change.
 
-Few rows add it within the product's kernel, before its activation. More rows add it to the product's result, which is
-then finished as without adapters. Rows without an adapter get the same bits as in a step without any.
+Few rows add it within the product's kernel, before its activation. More rows add it to the product's result, together
+with the activation if there is a gate. Adapters multiply what the product reads: inputs in FP8 where it does. Rows
+without an adapter get the same bits as in a step without any.
 """
 
 from functools import cached_property
 
 import torch
 
+from roseinfer.adapters.cuda_sums import AdapterSums
 from roseinfer.adapters.slots import LayerSlots
 from roseinfer.adapters.step import StepAdapters
-from roseinfer.kernels.lora.expand import expand
+from roseinfer.kernels.linear.fp8_rows import Fp8Rows
+from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_rows_expanded
 from roseinfer.kernels.lora.shrink import shrink
-from roseinfer.kernels.lora.slots import SlotMatrices, SlotSums, starts_of
+from roseinfer.kernels.lora.shrink_tiles import TileSums
+from roseinfer.kernels.lora.slots import SlotMatrices, SlotSums, multiple_of, starts_of
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, Norm, Pair
 from roseinfer.quant.cuda_matmul import CudaMatmul
 from roseinfer.quant.cuda_rows import finish
@@ -27,19 +31,23 @@ class CudaAdaptedMatmul:
 
     slots: LayerSlots
 
-    def __init__(self, base: CudaMatmul | Fp8Matmul, epilogue: Epilogue, step: StepAdapters) -> None:
+    def __init__(
+        self, base: CudaMatmul | Fp8Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums
+    ) -> None:
         self.base = base
         self.epilogue = epilogue
         self.step = step
+        self.many_sums = many_sums
 
     @cached_property
     def matrices(self) -> SlotMatrices:
         slots = self.slots
         starts = starts_of(slots.bounds, slots.rank, slots.a.device)
-        return SlotMatrices(slots.a, slots.b, slots.ranks, starts, len(slots.bounds) - 1, slots.rank)
+        multiple = multiple_of(slots.bounds)
+        return SlotMatrices(slots.a, slots.b, slots.ranks, starts, len(slots.bounds) - 1, slots.rank, multiple)
 
     def bare(self) -> "CudaAdaptedMatmul":
-        made = CudaAdaptedMatmul(self.base.bare(), NO_EPILOGUE, self.step)
+        made = CudaAdaptedMatmul(self.base.bare(), NO_EPILOGUE, self.step, self.many_sums)
         made.slots = self.slots
         return made
 
@@ -49,11 +57,9 @@ class CudaAdaptedMatmul:
         rows = self.step.rows
         if rows is None:
             return self.base(x, residual, out)
-        sums = self.sums(rows, x)
         if self.base.few.pays(len(x)):
-            return self.base.few(x, residual=residual, out=out, delta=sums)
-        result = finish(expand(self.base.unfinished(x, residual), sums), self.epilogue)
-        return result if out is None else out.copy_(result)
+            return self.base.few(x, residual=residual, out=out, delta=self.sums(rows, x))
+        return self.many(x, None, residual, out)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = self.step.rows
@@ -63,8 +69,7 @@ class CudaAdaptedMatmul:
             fused = norm.bias is None
             sums = self.sums(rows, x, norm) if fused else self.sums(rows, norm(x))
             return self.base.few(x, norm=norm, out=out, delta=sums)
-        result = finish(self.expanded_after(rows, norm, x), self.epilogue)
-        return result if out is None else out.copy_(result)
+        return self.many(x, norm, None, out)
 
     def paired(self, second: Matmul) -> Pair | None:
         if not (isinstance(second, CudaAdaptedMatmul) and isinstance(self.base, Fp8Matmul)):
@@ -77,20 +82,27 @@ class CudaAdaptedMatmul:
 
     # Steps of a product with adapters
     def sums(self, rows: AdapterRows, x: torch.Tensor, norm: Norm | None = None) -> SlotSums:
-        """Return x, or an RMSNorm of it, times A of each row's adapter."""
+        """Return few rows, or an RMSNorm of them, times A of each row's adapter."""
         if norm is None:
             return shrink(x, rows.of_tokens, self.matrices)
         return shrink(x, rows.of_tokens, self.matrices, norm=norm.weight, eps=norm.eps)
 
-    def expanded_after(self, rows: AdapterRows, norm: Norm, x: torch.Tensor) -> torch.Tensor:
-        """Return the product of many rows of norm(x) with adapters, before `finish`."""
-        normed = norm(x)
-        sums = self.sums(rows, normed)
-        return expand(self.base.unfinished_after(norm, x, normed), sums)
+    def many(
+        self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the product of many rows of x or norm(x)."""
+        inputs, y = self.base.many(x, norm, residual, self.many_sums.ready)
+        sums = self.many_sums.of(inputs, self.matrices)
+        if self.epilogue.gated:
+            assert self.epilogue.activation is not None, "a gate without an activation"
+            result = gated_expanded(y, sums, self.epilogue.activation)
+        else:
+            result = finish(expand(y, sums), self.epilogue)
+        return result if out is None else out.copy_(result)
 
 
 class _CudaAdaptedPair:
-    """`Pair` of products in FP8, which pass on codes. Adapters of the second one read the same rows in 16 bits."""
+    """`Pair` of products in FP8, which pass on codes."""
 
     def __init__(
         self,
@@ -110,13 +122,22 @@ class _CudaAdaptedPair:
             return self._pair(norm, x, residual)
         if self._first_base.few.pays(len(x)) or self._second_base.few.pays(len(x)):
             return self._second(self._first.after(norm, x), residual)
-        expanded = self._first.expanded_after(rows, norm, x)
-        codes = self._first_base.finish_for(self._second_base, expanded)
-        sums = self._second.sums(rows, finish(expanded, self._first.epilogue))  # may overwrite its input
-        return expand(self._second_base.product(codes, x.dtype, residual), sums)
+        sums = self._first.many_sums
+        inputs, y = self._first_base.many(x, norm, ready=sums.ready)
+        between = self._finished(y, sums.of(inputs, self._first.matrices))
+        sums.ready()
+        result = self._second_base.product(between, x.dtype, residual)
+        return expand(result, sums.of(between, self._second.matrices))
+
+    def _finished(self, y: torch.Tensor, sums: TileSums) -> Fp8Rows:
+        """Return what the second product reads, from the first one before its epilogue."""
+        epilogue = self._first.epilogue
+        if epilogue.gated and epilogue.activation is not None and self._second_base.grouped:
+            return gated_rows_expanded(y, sums, epilogue.activation)
+        return self._first_base.finish_for(self._second_base, expand(y, sums))
 
 
-def adapted_on_gpu(matmul: Matmul, epilogue: Epilogue, step: StepAdapters) -> CudaAdaptedMatmul:
+def adapted_on_gpu(matmul: Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums) -> CudaAdaptedMatmul:
     """Return the product of a loaded layer with adapters."""
     assert isinstance(matmul, CudaMatmul | Fp8Matmul), "all formats on a GPU have one of these products"
-    return CudaAdaptedMatmul(matmul, epilogue, step)
+    return CudaAdaptedMatmul(matmul, epilogue, step, many_sums)

@@ -12,7 +12,6 @@ from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.core.support import FP8_KV
@@ -45,6 +44,7 @@ from roseinfer.kernels.attention.prefill_shares import (
 )
 from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
 from roseinfer.kernels.common.fp8_codes import CODES
+from roseinfer.kernels.common.side_stream import SideStream
 
 # A captured step's map of chunks has room for full blocks of its tokens, and for so many chunks that end a block early.
 # More room would cost every replay: skipping 256 empty entries takes a multiprocessor 6 us.
@@ -292,6 +292,8 @@ class TritonAttention:
         assert batch is not None and decode_lens is not None
         where, scale = (paging.tables, batch.table_rows), spec.scale
         mixed = bool(batch.num_decodes) and blocks is not None
+        if mixed:
+            self._side.follow()
         with self._side.launch() if mixed else nullcontext():
             if blocks is not None:
                 rows = (*where, batch.query_start, batch.context_len)

@@ -5,6 +5,8 @@ operations around the product stay fused. More rows are rounded to FP8 as well, 
 product (W8A8). A row of a large step and the same row in a small one therefore differ by the rounding of activations.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
@@ -33,6 +35,11 @@ class Fp8Matmul:
         self._epilogue = epilogue
         self.few = SkinnyMatmul(weight.codes, weight.scales, bias, epilogue)
 
+    @property
+    def grouped(self) -> bool:
+        """True if rows have a scale for each 128 columns."""
+        return self._factor.grouped
+
     def bare(self) -> "Fp8Matmul":
         return Fp8Matmul(self._weight, self._bias, NO_EPILOGUE, self._parts)
 
@@ -42,13 +49,13 @@ class Fp8Matmul:
         if self.few.pays(x.shape[0]):
             return self.few(x, residual=residual, out=out)
         assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
-        result = finish(self.unfinished(x, residual), self._epilogue)
+        result = finish(self.many(x, None, residual)[1], self._epilogue)
         return result if out is None else out.copy_(result)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self.few.pays(x.shape[0]):
             return self.few(x, norm=norm, out=out)
-        result = finish(self.product(self.normed(norm, x), x.dtype), self._epilogue)
+        result = finish(self.many(x, norm)[1], self._epilogue)
         return result if out is None else out.copy_(result)
 
     def paired(self, second: Matmul) -> Pair | None:
@@ -57,17 +64,24 @@ class Fp8Matmul:
         return None
 
     # Steps of a product of many rows
-    def unfinished(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x @ weight.T + bias + residual, which `finish` completes; overwrites a residual."""
-        return self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual)
-
-    def unfinished_after(self, norm: Norm, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """Do as `unfinished` for norm(x), which is `normed` in 16 bits and rounded here without that step."""
-        return self.product(self.normed(norm, x), x.dtype)
+    def many(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> tuple[Fp8Rows, torch.Tensor]:
+        """Return the inputs of a product of many rows, x or norm(x), and the product with bias and residual, which
+        `finish` completes. It overwrites a residual. ready: called between the launches of both.
+        """
+        inputs = plain_rows(x, grouped=self.grouped) if norm is None else self.normed(norm, x)
+        if ready is not None:
+            ready()
+        return inputs, self.product(inputs, x.dtype, residual)
 
     def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
         """Return norm(x), rounded for this product."""
-        return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self._factor.grouped)
+        return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self.grouped)
 
     def product(self, x: Fp8Rows, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product with bias and residual, without the rest of the epilogue."""
@@ -75,7 +89,7 @@ class Fp8Matmul:
 
     def finish_for(self, second: "Fp8Matmul", y: torch.Tensor) -> Fp8Rows:
         """Apply the epilogue to a product and round the result for the product of `second`."""
-        activation, grouped = self._epilogue.activation, second._factor.grouped
+        activation, grouped = self._epilogue.activation, second.grouped
         if activation is None:
             return plain_rows(y, grouped=grouped)
         return (gated_rows if self._epilogue.gated else activated_rows)(y, activation, grouped=grouped)

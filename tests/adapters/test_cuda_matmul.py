@@ -62,8 +62,9 @@ def base_product(kind: str, outs: int, width: int, epilogue: Epilogue):
 def adapted_product(base, modules: tuple[int, ...], width: int, epilogue: Epilogue, step: StepAdapters):
     """Return the product with adapters of ranks 4 and 16 in two of three slots."""
     from roseinfer.adapters.cuda_matmul import adapted_on_gpu
+    from roseinfer.adapters.cuda_sums import AdapterSums
 
-    made = adapted_on_gpu(base, epilogue, step)
+    made = adapted_on_gpu(base, epilogue, step, AdapterSums(step, DEVICE))
     slots = DeviceSlots([LayerShape(width, modules)], 3, 16, DTYPE, DEVICE)
     for slot, rank in ((0, 4), (2, 16)):
         adapter = HostAdapter.empty(slots.shapes, [(rank,) * len(modules)], DTYPE, pinned=False)
@@ -104,6 +105,8 @@ def test_products(kind: str, count: int, gated: bool, normed: bool) -> None:
     assert torch.equal(got[::3], plain[::3])
     bare = base.bare()
     inputs = norm(x) if normed else x
+    if kind != "plain" and not base.few.pays(count):
+        inputs = base.many(x, norm if normed else None)[0].widen()
     sums = (bare.after(norm, x) if normed else bare(x)).double() + exact_delta(inputs, rows.of_tokens, product.matrices)
     expected = activate(sums, epilogue) if gated else sums
     assert_close(got, expected if residual is None else expected + residual.double())

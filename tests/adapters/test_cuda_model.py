@@ -7,7 +7,7 @@ import torch
 
 from roseinfer.adapters import adapting
 from roseinfer.adapters.cuda_loads import copies_of
-from roseinfer.adapters.cuda_matmul import CudaAdaptedMatmul
+from roseinfer.adapters.cuda_sums import AdapterSums
 from roseinfer.adapters.slots import DeviceSlots, HostAdapter, LayerShape
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.quant import plain
@@ -28,8 +28,8 @@ def test_rows_equal_those_of_a_cpu(family, tmp_path, monkeypatch):
     monkeypatch.setattr(adapting, "has_triton", lambda device: True)
     monkeypatch.setattr(plain, "has_triton", lambda device: True)
     calls = []
-    shrink = CudaAdaptedMatmul.sums
-    monkeypatch.setattr(CudaAdaptedMatmul, "sums", lambda *args: calls.append(len(args[2])) or shrink(*args))
+    sums_of = AdapterSums.of
+    monkeypatch.setattr(AdapterSums, "of", lambda *args: calls.append(len(args[1])) or sums_of(*args))
     driver = Driver(build(case.model, *case.named))
     found = driver.run(REQUESTS, outputs=2)
     assert {3, 23} <= set(calls)

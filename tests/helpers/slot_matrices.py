@@ -2,7 +2,7 @@
 
 import torch
 
-from roseinfer.kernels.lora.slots import SlotMatrices, starts_of
+from roseinfer.kernels.lora.slots import SlotMatrices, multiple_of, starts_of
 
 RANKS = (4, 8, 16, 64, 0)
 FEW_RANKS = (4, 8, 16, 0)
@@ -29,7 +29,7 @@ def slot_matrices(device, in_features, widths, dtype, ranks=RANKS, max_rank=64):
         own_b.copy_(torch.randn(own_b.shape))
         own_a[:, rank:] = own_b[:, rank:] = 0
     on_device = (tensor.to(device) for tensor in matrices[:4])
-    return SlotMatrices(*on_device, modules, max_rank)
+    return SlotMatrices(*on_device, modules, max_rank, multiple_of(bounds))
 
 
 def slots_of_rows(device, rows, slots=5):

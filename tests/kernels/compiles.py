@@ -24,8 +24,9 @@ from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
-from roseinfer.kernels.lora.expand import lora_expand_kernel
-from roseinfer.kernels.lora.shrink import lora_rows_kernel, lora_tiles_kernel
+from roseinfer.kernels.lora.expand_tiles import lora_expand_kernel, lora_gated_kernel
+from roseinfer.kernels.lora.shrink import lora_rows_kernel
+from roseinfer.kernels.lora.shrink_tiles import lora_tiles_kernel
 from roseinfer.kernels.sampling import draft_chains
 from tests.helpers.skinny import CONFIGS
 
@@ -115,8 +116,9 @@ def main(*, everything: bool) -> None:
     for many, fp8 in itertools.product((False, True), (False, True)):
         read_few(many, fp8)
     read_chains()
-    read_lora("*bf16", "tf32")
-    read_lora("*fp32", "ieee")
+    for dtype, aligned in itertools.product(("*bf16", "*fp32"), (False, True)):
+        read_lora(dtype, aligned)
+    read_lora("*bf16", False, codes=True)
     for dtype, gathers in itertools.product(("*bf16", "*fp32"), (False, True)):
         pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), dtype)
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
@@ -179,17 +181,22 @@ def read_direct(gated) -> None:
     read(skinny_direct_kernel, constants | SLOT_SIZES, DELTA)
 
 
-def read_lora(dtype, precision) -> None:
-    """Compile what adapters add in kernels of their own, for a width that ends within a block."""
-    sizes = {"K": 200, "OUT": 200, "PART": 128, "PARTS": 2, "SHARES": 3, "BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_R": 16}
-    sizes |= {"BLOCK_K": 128, "STAGES": 3, "PRECISION": precision, "OVERLAP": True}
-    pointers = DELTA | dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "norm_ptr", "y_ptr"), dtype) | {"out_ptr": "*fp32"}
-    pointers |= {"stride_y": "i32"}
-    for block_c in (2, 64):
-        kernel = lora_rows_kernel if block_c == 2 else lora_tiles_kernel
-        read(kernel, sizes | SLOT_SIZES | {"BLOCK_C": block_c}, pointers)
-    read(lora_rows_kernel, sizes | SLOT_SIZES | {"BLOCK_C": 2, "norm_ptr": None}, pointers)
-    read(lora_expand_kernel, sizes | SLOT_SIZES, pointers)
+def read_lora(dtype, aligned, *, codes=False) -> None:
+    """Compile what adapters add in kernels of their own, for a width that ends within a block. codes: inputs of many
+    rows are in FP8, and outputs of gates.
+    """
+    sizes = SLOT_SIZES | {"K": 200, "OUT": 400, "SLOTS": 3, "SHARES": 2, "PARTS": 2, "AT_ONCE": 2, "GROUPED": codes}
+    sizes |= {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 128, "BLOCK_R": 16, "BLOCK_C": 64, "STAGES": 3}
+    sizes |= {"ALIGNED": aligned, "ACTIVATION": "silu", "PRECISION": "ieee", "OVERLAP": True}
+    pointers = DELTA | dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "norm_ptr", "y_ptr", "sums_ptr"), dtype)
+    pointers |= {"stride_y": "i32", "parts_ptr": "*fp32", "arrived_ptr": "*i32", "scales_ptr": "*fp32"}
+    read(lora_rows_kernel, sizes | {"BLOCK_C": 2}, pointers | {"out_ptr": "*fp32"})
+    read(lora_rows_kernel, sizes | {"BLOCK_C": 2, "norm_ptr": None}, pointers | {"out_ptr": "*fp32"})
+    read(lora_expand_kernel, sizes, pointers)
+    sizes |= {} if codes else {"scales_ptr": None}
+    of_codes = {"x_ptr": "*fp8e4nv"} if codes else {}
+    read(lora_tiles_kernel, sizes, pointers | {"out_ptr": dtype} | of_codes)
+    read(lora_gated_kernel, sizes, pointers | {"out_ptr": "*fp8e4nv" if codes else dtype})
 
 
 def read_few(many, fp8) -> None:

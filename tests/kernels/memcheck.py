@@ -30,8 +30,9 @@ from roseinfer.kernels.linear.fp8_tile_configs import choose_tile_config
 from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
 from roseinfer.kernels.linear.skinny import SkinnyNorm, skinny_linear, supports
-from roseinfer.kernels.lora.expand import expand
+from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_rows_expanded
 from roseinfer.kernels.lora.shrink import shrink
+from roseinfer.kernels.lora.shrink_tiles import MAX_SHARED_TILES, shrink_tiles
 from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
 from roseinfer.layers.norm import RMSNorm
@@ -179,6 +180,7 @@ def products(sizes: Sizes, device: torch.device) -> None:
 
 def adapters(sizes: Sizes, device: torch.device) -> None:
     """Run products with adapters, within their kernels and after them, in slots of several ranks."""
+    arrived = torch.zeros(MAX_SHARED_TILES, dtype=torch.int32, device=device)
     for weight_rows, columns, is_gated, counts in sizes.linears:
         if weight_rows == sizes.vocab:  # heads have no adapters
             continue
@@ -195,7 +197,13 @@ def adapters(sizes: Sizes, device: torch.device) -> None:
                 delta = shrink(x, slots, matrices, norm=norm.weight, eps=norm.eps)
                 options = {"gated": True, "activation": "silu"} if is_gated else {}
                 skinny_linear(x, weight, norm=norm, delta=delta, overlap=True, **options)
-            expand(torch.zeros((rows, weight_rows), dtype=sizes.dtype, device=device), shrink(x, slots, matrices))
+            y = torch.zeros((rows, weight_rows), dtype=sizes.dtype, device=device)
+            for inputs in (x, *(plain_rows(x, grouped=grouped) for grouped in (True, False))):
+                sums = shrink_tiles(inputs, slots, matrices, arrived)
+                expand(y, sums)
+            if is_gated:
+                gated_expanded(y, sums, "silu")
+                gated_rows_expanded(y, sums, "silu")
 
 
 def eight(sizes: Sizes, device: torch.device) -> None:

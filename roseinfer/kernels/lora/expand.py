@@ -1,25 +1,19 @@
-"""Sums of `shrink` times B, added to the outputs of a product: the second half of what adapters add.
+"""Sums of `shrink` times B, added to the outputs of a product of few rows: the second half of what adapters add.
 
-Few rows: `add_delta` within the product's own kernel (`skinny_linear`), after its bias and before its activation. More
-rows: a kernel of its own, which adds to the product's outputs in place. Tokens without an adapter are not written.
+The product's own kernel calls `add_delta` (`skinny_linear`), after its bias and before its activation. `expand_tiles`
+adds to products of more rows.
 """
 
 from typing import Any
 
 import torch
 
-from roseinfer.kernels.common import early_start
-from roseinfer.kernels.common.triton_support import cdiv, tl, triton
-from roseinfer.kernels.lora.shrink import tile_rows
+from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.lora.slots import SlotSums
 
 # Places of the rank that a thread adds at once: a load of 16 bytes.
 _PIECE: tl.constexpr = tl.constexpr(8)
 _MAX_UNROLLED: tl.constexpr = tl.constexpr(32)
-_RANK_COLUMNS = 16
-_SMALL_TILE_COLUMNS, _TILE_COLUMNS = 128, 64
-# Up to so many tokens, each slot of a tile has a program of its own.
-_MAX_SPREAD_TOKENS = 256
 
 
 def launch_options(sums: SlotSums | None) -> dict[str, Any]:
@@ -70,94 +64,6 @@ def add_delta(
         for first in tl.range(0, tl.max(ranks, 0), _PIECE):
             delta += _piece(b_tile, s_tile, ranks, first)
     return tl.where((ranks > 0)[:, None], result + delta, result)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def lora_expand_kernel(
-    y_ptr,
-    sums_ptr,
-    slots_ptr,
-    ranks_ptr,
-    b_ptr,
-    starts_ptr,
-    tokens,
-    stride_y,
-    OUT: tl.constexpr,
-    R: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
-    SHARES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Add, in program (i, tile, share), to outputs i * BLOCK_N and following of a tile's tokens, whose slots are the
-    share's: those that leave the remainder `share` divided by SHARES.
-    """
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    slots = tl.load(slots_ptr + row, mask=row < tokens, other=-1)
-    slots = tl.where(slots % SHARES == tl.program_id(2), slots, -1)
-    slot = tl.max(slots, 0)
-    if slot >= 0:
-        inside = n < OUT
-        starts = tl.load(starts_ptr + tl.minimum(n, OUT - 1))
-        sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        while slot >= 0:  # the slots of the tile, the highest first
-            rank = tl.multiple_of(tl.load(ranks_ptr + slot), 8)
-            for start in tl.range(tl.min(starts, 0), tl.max(starts, 0) + 1, R):  # mostly one module
-                for first in tl.range(0, rank, BLOCK_R):
-                    place = first + tl.arange(0, BLOCK_R)
-                    there = (place < rank)[None, :]
-                    s = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-                    for part in tl.static_range(PARTS):
-                        at = sums_ptr + (part * tokens + row).to(tl.int64)[:, None] * COLUMNS + (start + place)[None, :]
-                        s += tl.load(at, mask=(slots == slot)[:, None] & there, other=0.0)
-                    at = b_ptr + slot.to(tl.int64) * (OUT * R) + n[:, None] * rank + place[None, :]
-                    b = tl.load(at, mask=(inside & (starts == start))[:, None] & there, other=0.0)
-                    sums = tl.dot(s, tl.trans(b.to(tl.float32)), sums, input_precision=PRECISION)
-            slot = tl.max(tl.where(slots < slot, slots, -1), 0)
-        at = y_ptr + row.to(tl.int64)[:, None] * stride_y + n[None, :]
-        own = (slots >= 0)[:, None] & inside[None, :]
-        y = tl.load(at, mask=own, other=0.0).to(tl.float32) + sums
-        tl.store(at, y.to(y_ptr.dtype.element_ty), mask=own)
-
-
-def expand(y: torch.Tensor, sums: SlotSums) -> torch.Tensor:
-    """Add what adapters change to y [T, out] in place, and return y; its rows may be apart."""
-    rows, outs = y.shape
-    values, slots, matrices = sums
-    assert y.stride(1) == 1 and len(matrices.starts) == outs and values.shape[1] == rows
-    tile = tile_rows(rows)
-    block = _SMALL_TILE_COLUMNS if rows <= _MAX_SPREAD_TOKENS else _TILE_COLUMNS
-    shares = len(matrices.b) if rows <= _MAX_SPREAD_TOKENS else 1
-    lora_expand_kernel[(cdiv(outs, block), cdiv(rows, tile), shares)](
-        y,
-        values,
-        slots,
-        matrices.ranks,
-        matrices.b,
-        matrices.starts,
-        rows,
-        y.stride(0),
-        OUT=outs,
-        R=matrices.max_rank,
-        COLUMNS=matrices.columns,
-        PARTS=len(values),
-        SHARES=shares,
-        BLOCK_M=tile,
-        BLOCK_N=block,
-        BLOCK_R=_RANK_COLUMNS,
-        # B is exact in TF32, and the sums keep 11 bits, as many as the model's 16-bit types or more.
-        PRECISION="ieee" if y.dtype == torch.float32 else "tf32",
-        num_warps=4,
-        **early_start.options(y.device),
-    )
-    return y
 
 
 def expand_reference(y: torch.Tensor, sums: SlotSums) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Adapters' matrices of one layer, as the kernels read them."""
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ class SlotMatrices(NamedTuple):
 
     a: [S, M * R * in], b: [S, out * R], both contiguous and of one dtype. ranks: [S] int32, multiples of 8; 0 if the
     slot's adapter leaves the layer alone. starts: [out] int32, m * R for each output. modules: M. max_rank: R.
+    multiple: see `multiple_of`.
     """
 
     a: torch.Tensor
@@ -22,6 +24,7 @@ class SlotMatrices(NamedTuple):
     starts: torch.Tensor
     modules: int
     max_rank: int
+    multiple: int = 1
 
     @property
     def columns(self) -> int:
@@ -53,3 +56,8 @@ def starts_of(bounds: Sequence[int], max_rank: int, device: torch.device) -> tor
     """Return `SlotMatrices.starts` for modules with the outputs bounds[m] to bounds[m + 1]."""
     widths = torch.tensor(bounds[1:]) - torch.tensor(bounds[:-1])
     return (torch.arange(len(widths)) * max_rank).repeat_interleave(widths).to(device, torch.int32)
+
+
+def multiple_of(bounds: Sequence[int]) -> int:
+    """Return a number that divides all bounds of modules' outputs, and half of the outputs, where `up` begins."""
+    return gcd(*bounds, bounds[-1] // 2)

@@ -15,13 +15,17 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
+    def follow(self) -> None:
+        """Make the kernels of the next `launch` wait for all earlier work of the current stream."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
     @contextmanager
     def launch(self) -> Iterator[None]:
-        """Launch kernels after all earlier work of the current stream. Call `join` before their results are read."""
+        """Launch kernels after the work before `follow`. Call `join` before their results are read."""
         if self._stream is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             yield
 
