@@ -1,8 +1,14 @@
 """Parts that all products on a GPU share, whatever their weights are stored as."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from roseinfer.kernels.linear.activation import gated, pointwise
+from roseinfer.kernels.linear.int4_codes import PackedInt4
+from roseinfer.kernels.linear.int4_linear import int4_linear
+from roseinfer.kernels.linear.int4_linear import pays as int4_pays
 from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
 from roseinfer.kernels.lora.slots import SlotSums
 from roseinfer.quant.base import Epilogue, Norm
@@ -15,20 +21,35 @@ class SkinnyMatmul:
     """
 
     def __init__(
-        self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, epilogue: Epilogue
+        self,
+        weight: torch.Tensor | PackedInt4,
+        scales: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        epilogue: Epilogue,
+        inputs: torch.Tensor | None = None,
     ) -> None:
-        """weight [out, in], scales and bias: as in `skinny_linear`."""
-        self._weight = weight
-        self._scales = scales
+        """weight [out, in], scales and bias: as in `skinny_linear`, or a weight of `int4_linear`.
+
+        inputs: the column of x that each column of the weight multiplies; None: in their order.
+        """
+        self._linear: Callable[..., torch.Tensor]
+        self._pays: Callable[[int], bool]
+        if isinstance(weight, PackedInt4):
+            self._linear = partial(int4_linear, weight=weight)
+            self._pays = partial(int4_pays, weight=weight, gated=epilogue.gated)
+        else:
+            self._linear = partial(skinny_linear, weight=weight, scales=scales)
+            self._pays = partial(pays, weight=weight, gated=epilogue.gated, scales=scales)
         self._bias = bias
         self._epilogue = epilogue
+        self._inputs = inputs
         self._known: dict[int, bool] = {}
 
     def pays(self, rows: int) -> bool:
         """Return True if this is the fastest product of so many rows."""
         known = self._known.get(rows)
         if known is None:
-            known = self._known[rows] = pays(rows, self._weight, self._epilogue.gated, self._scales)
+            known = self._known[rows] = self._pays(rows)
         return known
 
     def __call__(
@@ -44,10 +65,10 @@ class SkinnyMatmul:
 
         delta: what adapters add before the epilogue.
         """
-        return skinny_linear(
+        if self._inputs is not None:
+            x, norm = (x if norm is None else norm(x)).index_select(1, self._inputs), None
+        return self._linear(
             x,
-            self._weight,
-            scales=self._scales,
             bias=self._bias,
             residual=residual,
             norm=None if norm is None else SkinnyNorm(norm.weight, norm.eps, norm.bias),

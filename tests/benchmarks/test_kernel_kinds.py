@@ -72,7 +72,15 @@ OURS = {
         "merge_kernel",
     },
     "K/V write": {"_heads_kernel"},
-    "GEMM": {"_tile_kernel", "skinny_direct_kernel", "skinny_kernel", "skinny_pairs_kernel"},
+    "GEMM": {
+        "_tile_kernel",
+        "int4_tile_kernel",
+        "skinny_direct_kernel",
+        "skinny_int4_kernel",
+        "int4_widening_kernel",
+        "skinny_kernel",
+        "skinny_pairs_kernel",
+    },
     "rounding to FP8": {"_normed_rows_kernel", "_rows_kernel"},
     "norm and activation": {
         "_add_kernel",

@@ -20,8 +20,10 @@ from roseinfer.kernels.delta.decode import delta_decode_kernel
 from roseinfer.kernels.experts import pair_order, route, tile_kernels
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
+from roseinfer.kernels.linear.int4_tiles import int4_tile_kernel, int4_widening_kernel
 from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
+from roseinfer.kernels.linear.skinny_int4 import skinny_int4_kernel
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
 from roseinfer.kernels.lora.expand_tiles import lora_expand_kernel, lora_gated_kernel
@@ -113,6 +115,8 @@ def main(*, everything: bool) -> None:
             read(skinny_pairs_kernel, constants | pairs | SLOT_SIZES, pointers | DELTA)
     read_direct(False)
     read_direct(True)
+    for group in (32, 128):
+        read_int4(group)
     for many, fp8 in itertools.product((False, True), (False, True)):
         read_few(many, fp8)
     read_chains()
@@ -167,6 +171,8 @@ def read_direct(gated) -> None:
     constants = {
         "ROWS": 16 if gated else 8,
         "K": 1024,
+        "GROUP": 0,
+        "scales_ptr": None,
         "BLOCK_N": 16,
         "BLOCK_K": 512,
         "AHEAD": not gated,
@@ -179,6 +185,40 @@ def read_direct(gated) -> None:
     }
     read(skinny_direct_kernel, constants, {})
     read(skinny_direct_kernel, constants | SLOT_SIZES, DELTA)
+
+
+def read_int4(group) -> None:
+    """Compile products by codes of four bits, with columns that end within a block."""
+    pointers = dict.fromkeys(("w_ptr", "scales_ptr"), "*i32")
+    constants = {
+        "ROWS": 2,
+        "K": 480,
+        "GROUP": group,
+        "BLOCK_N": 8,
+        "BLOCK_K": 256,
+        "STAGES": 2,
+        "EVICTION": "",
+        "NORM": group == 32,
+        "ACTIVATION": "silu",
+        "GATED": group == 32,
+        "HAS_BIAS": True,
+        "HAS_RESIDUAL": group != 32,
+        "OVERLAP": True,
+        "STAY": True,
+        "COMPILED": True,
+    }
+    read(skinny_int4_kernel, constants | ({} if group == 32 else {"norm_weight_ptr": None}), pointers)
+    read(skinny_int4_kernel, constants | SLOT_SIZES, pointers | DELTA)
+    pointers |= {"w_ptr": "*u8", "columns": "i32", "N": "i32"}
+    direct = {"ROWS": 8, "BLOCK_N": 16, "BLOCK_K": 512, "AHEAD": True, "WARPS": 4}
+    read(skinny_direct_kernel, constants | direct, pointers)
+    read(int4_widening_kernel, constants | {"K": 512, "BLOCK_K": 512}, pointers)
+    tiles = {"N": 200, "K": 512, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "SHARES": 2, "ADD": group == 32}
+    tiles |= {"WEIGHT_FIRST": group == 32, "PREFETCH": 256}
+    blocks = {"x_blocks": "tensordesc<bf16[16, 128]>", "w_blocks": "tensordesc<u8[64, 64]>", "parts_ptr": "*fp32"}
+    if group != 32:
+        tiles["BLOCK_M"], blocks["x_blocks"] = 64, "tensordesc<bf16[64, 128]>"
+    read(int4_tile_kernel, constants | tiles, pointers | blocks | {"arrived_ptr": "*i32"})
 
 
 def read_lora(dtype, aligned, *, codes=False) -> None:

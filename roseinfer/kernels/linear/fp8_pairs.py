@@ -14,7 +14,7 @@ from roseinfer.kernels.common.triton_support import tl, triton
 
 
 @triton.jit
-def _pack(low, high):
+def pack(low, high):
     """Return two float32 as a pair of float16."""
     return tl.inline_asm_elementwise(
         "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1
@@ -43,12 +43,12 @@ def _dot_of_four(w, x01, x23):
 
 
 @triton.jit
-def _add_pairs(a, b):
+def add_pairs(a, b):
     return tl.inline_asm_elementwise("add.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
-def _sum_of_pair(pair):
+def sum_of_pair(pair):
     """Return the sum of a pair in float32."""
     return tl.inline_asm_elementwise(
         """{
@@ -81,7 +81,7 @@ def read_halves(pointers, BLOCK_K: tl.constexpr):
 def _pairs_of(half):
     """Return [A, B, C, 8] float32 as pairs [A, B, C, 2] int32: columns 0 and 1 of each four, and columns 2 and 3."""
     even, odd = tl.split(tl.reshape(half, [half.shape[0], half.shape[1], half.shape[2], 2, 2, 2]))
-    return tl.split(_pack(even, odd))
+    return tl.split(pack(even, odd))
 
 
 @triton.jit
@@ -115,6 +115,6 @@ def narrow(low, high, COMPILED: tl.constexpr):
 def multiply(w, x01, x23, COMPILED: tl.constexpr):
     """Return the sums over each group of codes (four in an int32 if COMPILED) times x, float32."""
     if COMPILED:
-        return _sum_of_pair(tl.reduce(_dot_of_four(w, x01, x23), -1, _add_pairs))
+        return sum_of_pair(tl.reduce(_dot_of_four(w, x01, x23), -1, add_pairs))
     else:
         return tl.sum(w.to(tl.float32) * x01.to(tl.float32), -1)

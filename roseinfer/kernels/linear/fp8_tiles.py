@@ -26,7 +26,7 @@ MAX_SUMS, MAX_TILES = 1 << 23, 1 << 12
 
 
 @triton.jit
-def _finish(
+def finish_tile(
     sums,
     x_scales_ptr,
     w_scales_ptr,
@@ -37,7 +37,7 @@ def _finish(
     rows,
     out_stride,
     N: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    SCALED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADD: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
@@ -45,7 +45,7 @@ def _finish(
     """Scale the sums of a tile unless that is done, add bias and residual, and write them."""
     if WEIGHT_FIRST:
         sums = tl.trans(sums)
-    if not BLOCKS:
+    if not SCALED:
         sums *= tl.load(x_scales_ptr + tl.minimum(m, rows - 1))[:, None]
         sums *= tl.load(w_scales_ptr + n, mask=n < N, other=0.0)[None, :]
     if HAS_BIAS:
@@ -55,6 +55,27 @@ def _finish(
     if ADD:
         sums += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_shares(sums, parts_ptr, arrived_ptr, share, SHARES: tl.constexpr):
+    """Return the sum of a tile's shares, and whether it is complete: in the last of its programs."""
+    last = True
+    if SHARES > 1:
+        HEIGHT: tl.constexpr = sums.shape[0]
+        WIDTH: tl.constexpr = sums.shape[1]
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        cell = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        parts = parts_ptr + tile * (SHARES * HEIGHT * WIDTH) + cell
+        tl.store(parts + share * (HEIGHT * WIDTH), sums)
+        tl.debug_barrier()  # all threads have written before one of them counts
+        last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == SHARES - 1
+        if last:
+            tl.store(arrived_ptr + tile, 0)
+            sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+            for i in tl.static_range(SHARES):
+                sums += tl.load(parts + i * (HEIGHT * WIDTH), cache_modifier=".cg")
+    return sums, last
 
 
 @triton.jit
@@ -165,22 +186,9 @@ def _tile_kernel(
     if OVERLAP and not WEIGHT_FIRST:
         # An earlier start of the successor would take the place of some of the many programs.
         tl.extra.cuda.gdc_launch_dependents()
-    if SHARES > 1:
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        cell = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        parts = parts_ptr + tile * (SHARES * HEIGHT * WIDTH) + cell
-        tl.store(parts + share * (HEIGHT * WIDTH), sums)
-        tl.debug_barrier()  # all threads have written before one of them counts
-        last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == SHARES - 1
-        if last:
-            tl.store(arrived_ptr + tile, 0)
-            sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
-            for i in tl.static_range(SHARES):
-                sums += tl.load(parts + i * (HEIGHT * WIDTH), cache_modifier=".cg")
-    else:
-        last = True
+    sums, last = add_shares(sums, parts_ptr, arrived_ptr, share, SHARES)
     if last:
-        _finish(
+        finish_tile(
             sums,
             x_scales_ptr,
             w_scales_ptr,

@@ -27,6 +27,7 @@ from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.gluon_support import HAS_GLUON
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 from roseinfer.kernels.linear.activation import activate_reference
+from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
 from roseinfer.kernels.linear.skinny_configs import DirectConfig, choose_config, rule
 from roseinfer.kernels.linear.skinny_direct import MIN_TILE_ROWS, PIECE_COLUMNS, skinny_direct_kernel
@@ -168,7 +169,7 @@ def skinny_linear(
     overlap = overlap and early_start.capable(x.device)
     if isinstance(config, DirectConfig):
         assert scales is None
-        return _direct(_normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config, delta)
+        return direct_linear(normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config, delta)
     if isinstance(config, PairsConfig) and norm is not None and not (norm.kind == "rms" and norm.weight.itemsize == 2):
         config = fp8_rule(bucket, *weight.shape, gated)
     absent = weight  # placeholder for pointers that are not read
@@ -209,7 +210,7 @@ def skinny_linear(
     options |= launch_options(delta)
     tiles = cdiv(width, config.block_n)
     if isinstance(config, PairsConfig):
-        programs = min(tiles, (config.programs or tiles) * _processors(x.device))
+        programs = min(tiles, (config.programs or tiles) * processors(x.device))
         skinny_pairs_kernel[(programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
     else:
         ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
@@ -218,9 +219,9 @@ def skinny_linear(
     return out
 
 
-def _direct(
+def direct_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | PackedInt4,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str | None,
@@ -232,10 +233,13 @@ def _direct(
 ) -> torch.Tensor:
     """Do as `skinny_linear` for an input after its norm."""
     rows, in_features = x.shape
-    assert in_features % config.block_k == 0 and config.block_k % (PIECE_COLUMNS * config.warps) == 0
+    codes = isinstance(weight, PackedInt4)
+    assert cdiv(in_features, PIECE_COLUMNS) * PIECE_COLUMNS % config.block_k == 0
+    assert config.block_k % (PIECE_COLUMNS * config.warps) == 0 and (codes or in_features % config.block_k == 0)
     skinny_direct_kernel[(cdiv(out.shape[1], config.block_n),)](
         x,
-        weight,
+        weight.codes.view(torch.uint8) if codes else weight,
+        weight.scales if codes else None,
         bias,
         residual,
         out,
@@ -246,6 +250,7 @@ def _direct(
         out.stride(0),
         ROWS=max(MIN_TILE_ROWS, next_power_of_2(rows)),
         K=in_features,
+        GROUP=weight.group if codes else 0,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         AHEAD=config.ahead,
@@ -263,7 +268,7 @@ def _direct(
     return out
 
 
-def _normed(x: torch.Tensor, norm: SkinnyNorm | None) -> torch.Tensor:
+def normed(x: torch.Tensor, norm: SkinnyNorm | None) -> torch.Tensor:
     if norm is None:
         return x
     if norm.bias is None:
@@ -272,7 +277,7 @@ def _normed(x: torch.Tensor, norm: SkinnyNorm | None) -> torch.Tensor:
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     if device.type != "cuda":  # under Triton's interpreter
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,12 +2,14 @@
 
 Of a product on the matrix units a thread holds some columns of the weight's rows and the same columns of x's rows. Any
 columns will do, as long as they are the same. So each thread takes adjacent ones, which are loads of 16 bytes, and
-nothing passes through shared memory. Each warp multiplies a part of the columns.
+nothing passes through shared memory. Each warp multiplies a part of the columns. Codes of four bits are widened in
+registers, in which they then lie as the matrix units want them (`int4_codes`).
 """
 
 from roseinfer.kernels.common.gluon_support import ampere, gl, gluon
 from roseinfer.kernels.common.triton_support import tl
 from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.linear.int4_codes import WIDEN_BFLOAT16, WIDEN_FLOAT16
 
 # Columns that a warp multiplies by at a time.
 PIECE_COLUMNS: int = 128
@@ -32,17 +34,50 @@ def _index(SIZE: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _load_weight(w_tile, chunk, PIECES: gl.constexpr, BLOCK_K: gl.constexpr):
+def _load_weight(
+    w_tile, scales_tile, scales_at, chunk, PIECES: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr
+):
+    """Load the pieces of a chunk of columns, with their scales and shifts if they are codes."""
     pieces = ()
     for i in gl.static_range(PIECES):
-        pieces += (gl.load(w_tile + chunk * BLOCK_K + i * PIECE, eviction_policy="evict_first"),)
+        if GROUP == 0:
+            w = gl.load(w_tile + chunk * BLOCK_K + i * PIECE, eviction_policy="evict_first")
+            pieces += ((w, 0),)
+        else:
+            w = gl.load(w_tile + (chunk * BLOCK_K + i * PIECE) // 2, eviction_policy="evict_first")
+            pieces += ((w, gl.load(scales_tile + (scales_at + (chunk * BLOCK_K + i * PIECE)) // GROUP)),)
     return pieces
+
+
+@gluon.jit
+def _operand(piece, DTYPE: gl.constexpr, GROUP: gl.constexpr, BYTES_OF_WORDS: gl.constexpr, LEFT: gl.constexpr):
+    """Return a piece of the weight [WARPS, rows, PIECE] as the left side of a product."""
+    w = piece[0]
+    if GROUP > 0:
+        w = gl.convert_layout(gl.reshape(w, [w.shape[0], w.shape[1], 16, 4]), BYTES_OF_WORDS, assert_trivial=True)
+        bits = gl.expand_dims(piece[1], 3)
+        scales = bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(DTYPE)
+        shifts = (bits >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(DTYPE)
+        ASSEMBLY: gl.constexpr = WIDEN_BFLOAT16 if gl.bfloat16 == DTYPE else WIDEN_FLOAT16
+        low, high = gl.inline_asm_elementwise(
+            ASSEMBLY,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r",
+            [w, scales, shifts],
+            dtype=(scales.dtype, scales.dtype),
+            is_pure=True,
+            pack=4,
+        )
+        w = gl.reshape(gl.join(low, high), [w.shape[0], w.shape[1], 4, 4, 4, 2])
+        w = gl.permute(w, (0, 1, 3, 2, 5, 4))  # j, t, half of eight, column
+        w = gl.convert_layout(gl.reshape(w, [w.shape[0], w.shape[1], PIECE]), LEFT, assert_trivial=True)
+    return w
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def skinny_direct_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,
     bias_ptr,
     residual_ptr,
     out_ptr,
@@ -53,6 +88,7 @@ def skinny_direct_kernel(
     stride_out,
     ROWS: gl.constexpr,
     K: gl.constexpr,
+    GROUP: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     AHEAD: gl.constexpr,
@@ -70,23 +106,43 @@ def skinny_direct_kernel(
     RANK: gl.constexpr = 0,
     COLUMNS: gl.constexpr = 0,
 ):
-    """Compute, in program i, outputs i * BLOCK_N and following of all rows."""
+    """Compute, in program i, outputs i * BLOCK_N and following of all rows.
+
+    GROUP: 0 for a weight in 16 bits; else w_ptr and scales_ptr are those of a `PackedInt4`.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     TILE_N: gl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     SLICE: gl.constexpr = BLOCK_K // WARPS
     PIECES: gl.constexpr = SLICE // PIECE
-    CHUNKS: gl.constexpr = K // BLOCK_K
+    PADDED: gl.constexpr = (K + PIECE - 1) // PIECE * PIECE
+    CHUNKS: gl.constexpr = PADDED // BLOCK_K
+    DTYPE: gl.constexpr = w_ptr.dtype.element_ty if GROUP == 0 else x_ptr.dtype.element_ty
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 8)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 8)
+    bytes_of_words: gl.constexpr = gl.BlockedLayout([1, 1, 4, 4], [1, 8, 4, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
     flat: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // ROWS, ROWS], [1, WARPS, 1], [2, 1, 0])
 
     first = gl.program_id(0) * BLOCK_N
-    n = _index(TILE_N, 1, left)
-    w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
-    w_tile = w_ptr + w_rows.to(gl.int64) * K + (_index(WARPS, 0, left) * SLICE + _index(PIECE, 2, left))
-    w = _load_weight(w_tile, 0, PIECES, BLOCK_K)
+    if GROUP == 0:
+        n = _index(TILE_N, 1, left)
+        w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
+        w_tile = w_ptr + w_rows.to(gl.int64) * K + (_index(WARPS, 0, left) * SLICE + _index(PIECE, 2, left))
+        scales_tile, scales_at = 0, 0
+    else:
+        bytes_of: gl.constexpr = gl.BlockedLayout([1, 1, 16], [1, 8, 4], [WARPS, 1, 1], [2, 1, 0])
+        n = _index(TILE_N, 1, bytes_of)
+        w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
+        places = _index(WARPS, 0, bytes_of) * (SLICE // 2) + _index(PIECE // 2, 2, bytes_of)
+        w_tile = w_ptr + w_rows.to(gl.int64) * (PADDED // 2) + places
+        words: gl.constexpr = gl.SliceLayout(3, bytes_of_words)
+        n = _index(TILE_N, 1, words)
+        w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
+        scales_tile, scales_at = scales_ptr + w_rows.to(gl.int64) * (PADDED // GROUP), _index(WARPS, 0, words) * SLICE
+        if GROUP < PIECE:
+            scales_at += _index(PIECE // 8, 2, words) % 4 * 32
+    w = _load_weight(w_tile, scales_tile, scales_at, 0, PIECES, BLOCK_K, GROUP)
     column = _index(WARPS, 0, right) * SLICE + _index(PIECE, 1, right)
 
     # From here on, results of earlier kernels may be read, and their inputs overwritten.
@@ -99,12 +155,13 @@ def skinny_direct_kernel(
     for chunk in gl.static_range(CHUNKS):
         later = w
         if AHEAD and chunk + 1 < CHUNKS:
-            later = _load_weight(w_tile, chunk + 1, PIECES, BLOCK_K)
+            later = _load_weight(w_tile, scales_tile, scales_at, chunk + 1, PIECES, BLOCK_K, GROUP)
         elif chunk > 0 and not AHEAD:
-            w = _load_weight(w_tile, chunk, PIECES, BLOCK_K)
+            w = _load_weight(w_tile, scales_tile, scales_at, chunk, PIECES, BLOCK_K, GROUP)
         for i in gl.static_range(PIECES):
-            x = gl.load(x_tile + (chunk * BLOCK_K + i * PIECE), mask=real, other=0.0)
-            sums = ampere.mma_v2(w[i], x.to(w_ptr.dtype.element_ty), sums)
+            at = chunk * BLOCK_K + i * PIECE
+            x = gl.load(x_tile + at, mask=real if PADDED == K else real & (column + at < K), other=0.0)
+            sums = ampere.mma_v2(_operand(w[i], DTYPE, GROUP, bytes_of_words, left), x.to(DTYPE), sums)
         w = later
 
     result = gl.sum(sums, 0)

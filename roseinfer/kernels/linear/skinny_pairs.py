@@ -11,7 +11,7 @@ from roseinfer.kernels.lora.expand import add_delta
 
 
 @triton.jit
-def _weight_rows(tile, width, BLOCK_N: tl.constexpr, TILE_N: tl.constexpr):
+def weight_rows(tile, width, BLOCK_N: tl.constexpr, TILE_N: tl.constexpr):
     """Return a tile's rows of the weight. Rows past the end are copies of the last one; if gated, up's rows follow the
     gate's.
     """
@@ -27,7 +27,7 @@ def _read_tile(
     """Load one chunk of a tile's columns, four codes in an int32 if COMPILED, and the scales of its groups."""
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     group = tl.arange(0, BLOCK_K // 16)
-    rows = _weight_rows(tile, width, BLOCK_N, TILE_N).to(tl.int64)[None, None, :, None]
+    rows = weight_rows(tile, width, BLOCK_N, TILE_N).to(tl.int64)[None, None, :, None]
     if COMPILED:
         at = w_ptr.to(tl.pointer_type(tl.int32)) + (rows * (K // 4) + chunk * (BLOCK_K // 4))
         at += (group * 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :]
@@ -47,7 +47,7 @@ def _read_tile(
 
 
 @triton.jit
-def _finish(
+def finish(
     result,
     rstd,
     tile,
@@ -76,7 +76,7 @@ def _finish(
 ):
     """Apply scales and epilogue to a tile's sums [ROWS, rows of the weight], and write them."""
     result *= rstd
-    w_rows = _weight_rows(tile, width, BLOCK_N, 2 * BLOCK_N if GATED else BLOCK_N)
+    w_rows = weight_rows(tile, width, BLOCK_N, 2 * BLOCK_N if GATED else BLOCK_N)
     if CHANNEL_SCALED:
         result *= tl.load(scales_ptr + w_rows)[None, :]
     if HAS_BIAS:
@@ -186,7 +186,7 @@ def skinny_pairs_kernel(
     factor = 1.0
     if NORM == "rms":
         factor = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    _finish(
+    finish(
         tl.sum(sums, 0), factor, tile, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
         stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
         sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
@@ -199,7 +199,7 @@ def skinny_pairs_kernel(
                     w_ptr, scales_ptr, later, chunk, width, K, BLOCK_N, BLOCK_K, EVICTION, GATED, BLOCK_SCALED, COMPILED
                 )
                 sums += multiply(w, xs[chunk][0], xs[chunk][1], COMPILED) * (xs[chunk][2] * scales)
-            _finish(
+            finish(
                 tl.sum(sums, 0), factor, later, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
                 stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
                 sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,

@@ -1,0 +1,181 @@
+"""Products of some rows by a weight in four bits (`int4_tile_product`), and the weight in 16 bits for prompts.
+
+Tiles and their shares are those of `fp8_tiles`. Here the weight is widened in registers, and inputs are not rounded.
+"""
+
+import torch
+
+from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor, tl, triton
+from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
+from roseinfer.kernels.linear.fp8_tiles import MAX_SUMS, MAX_TILES, Parts, add_shares, finish_tile
+from roseinfer.kernels.linear.int4_codes import PackedInt4, widened
+from roseinfer.kernels.linear.skinny_kernel import prefetch_rows
+
+# Columns of the weight's rows to request into the L2 cache before the input is there.
+_PREFETCHED_COLUMNS = 512
+# A block of a copy in 16 bits, which one program writes.
+_WIDENED_ROWS, _WIDENED_COLUMNS = 16, 512
+
+
+@triton.jit
+def read_scales(scales_ptr, n, k, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Load the scales and shifts of rows n and columns from k on: [rows, BLOCK_K / 128, groups in 128 columns]."""
+    block = tl.minimum(k + tl.arange(0, BLOCK_K // 128) * 128, K - 128)
+    at = scales_ptr + n.to(tl.int64)[:, None, None] * (K // GROUP)
+    if GROUP < 128:
+        return tl.load(at + (block[None, :, None] + 32 * tl.arange(0, 4)[None, None, :]) // GROUP)
+    else:
+        return tl.load(at + (block // GROUP)[None, :, None])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def int4_tile_kernel(
+    x_blocks,
+    w_blocks,
+    w_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    parts_ptr,
+    arrived_ptr,
+    rows,
+    out_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SHARES: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    COMPILED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Compute, in program (m, n, share), a tile of BLOCK_M rows and BLOCK_N outputs over a share of the K columns, a
+    multiple of 128.
+    """
+    first_m, first_n, share = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
+    if OVERLAP:
+        if WEIGHT_FIRST:
+            tl.extra.cuda.gdc_launch_dependents()
+        if PREFETCH > 0:
+            at = w_ptr + first_n.to(tl.int64) * (K // 2) + share * (K // SHARES // 2)
+            prefetch_rows(at, tl.minimum(N - first_n, BLOCK_N), K // 2, PREFETCH // 2)
+        tl.extra.cuda.gdc_wait()
+    STEPS: tl.constexpr = K // BLOCK_K // SHARES
+    m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+    w_rows = tl.minimum(n, N - 1)
+    sums = tl.zeros([BLOCK_N if WEIGHT_FIRST else BLOCK_M, BLOCK_M if WEIGHT_FIRST else BLOCK_N], tl.float32)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        k = (share * STEPS + step) * BLOCK_K
+        x = x_blocks.load([first_m, k])
+        both = read_scales(scales_ptr, w_rows, k, K, GROUP, BLOCK_K)
+        w = widened(w_blocks.load([first_n, k // 2]), both, x.dtype, COMPILED)
+        if WEIGHT_FIRST:
+            sums = tl.dot(w, tl.trans(x), sums)
+        else:
+            sums = tl.dot(x, tl.trans(w), sums)
+    if OVERLAP and not WEIGHT_FIRST:
+        # An earlier start of the successor would take the place of some of the many programs.
+        tl.extra.cuda.gdc_launch_dependents()
+    sums, last = add_shares(sums, parts_ptr, arrived_ptr, share, SHARES)
+    if last:
+        finish_tile(sums, None, None, bias_ptr, out_ptr, m, n, rows, out_stride, N, True, HAS_BIAS, ADD, WEIGHT_FIRST)
+
+
+@triton.jit
+def int4_widening_kernel(
+    w_ptr, scales_ptr, out_ptr, N, columns, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Write, in program (k, n), BLOCK_N rows and BLOCK_K columns of the weight in 16 bits."""
+    first_k, n = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    w_rows = tl.minimum(n, N - 1)
+    place = first_k // 2 + tl.arange(0, BLOCK_K // 2)
+    codes = tl.load(
+        w_ptr + w_rows.to(tl.int64)[:, None] * (K // 2) + place[None, :], mask=(place < K // 2)[None, :], other=0
+    )
+    both = read_scales(scales_ptr, w_rows, first_k, K, GROUP, BLOCK_K)
+    w = widened(codes, both, out_ptr.dtype.element_ty, COMPILED)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # earlier kernels read the old values
+    column = first_k + tl.arange(0, BLOCK_K)
+    at = out_ptr + n.to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(at, w, mask=(n < N)[:, None] & (column < columns)[None, :])
+
+
+def int4_tile_product(
+    x: torch.Tensor,
+    weight: PackedInt4,
+    config: TileConfig,
+    parts: Parts,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return x @ weight.T + bias + residual [M, N].
+
+    x: [M, K] in 16 bits, contiguous, at a multiple of 16 bytes; K a multiple of 8. bias: [N]. residual: [M, N], its
+    rows may be apart; it is overwritten and returned. Sums are float32.
+    """
+    rows, outs, padded = len(x), len(weight.codes), weight.padded
+    assert x.is_contiguous() and padded % (config.block_k * config.shares) == 0
+    out = torch.empty((rows, outs), dtype=x.dtype, device=x.device) if residual is None else residual
+    assert out.stride(1) == 1
+    grid = (cdiv(rows, config.block_m), cdiv(outs, config.block_n), config.shares)
+    if config.shares > 1:
+        tiles = grid[0] * grid[1]
+        assert tiles <= MAX_TILES and tiles * config.shares * config.block_n * config.block_m <= MAX_SUMS
+    codes = weight.codes.view(torch.uint8)
+    int4_tile_kernel[grid](
+        tensor_descriptor(x, config.block_m, config.block_k),
+        tensor_descriptor(codes, config.block_n, config.block_k // 2),
+        codes,
+        weight.scales,
+        bias,
+        out,
+        parts.sums,
+        parts.arrived,
+        rows,
+        out.stride(0),
+        N=outs,
+        K=padded,
+        GROUP=weight.group,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SHARES=config.shares,
+        STAGES=config.stages,
+        HAS_BIAS=bias is not None,
+        ADD=residual is not None,
+        WEIGHT_FIRST=config.weight_first,
+        PREFETCH=min(padded // config.shares, _PREFETCHED_COLUMNS) if config.weight_first else 0,
+        COMPILED=x.is_cuda,
+        num_warps=config.warps,
+        **early_start.options(x.device),
+    )
+    return out
+
+
+def widen(weight: PackedInt4, rows: slice, out: torch.Tensor) -> None:
+    """Write some rows of the weight to `out` [rows, K], contiguous, in its 16 bits."""
+    codes = weight.codes[rows].view(torch.uint8)
+    block_k = min(_WIDENED_COLUMNS, next_power_of_2(weight.padded))
+    int4_widening_kernel[(cdiv(weight.padded, block_k), cdiv(len(codes), _WIDENED_ROWS))](
+        codes,
+        weight.scales[rows],
+        out,
+        len(codes),
+        weight.columns,
+        K=weight.padded,
+        GROUP=weight.group,
+        BLOCK_N=_WIDENED_ROWS,
+        BLOCK_K=block_k,
+        COMPILED=out.is_cuda,
+        **early_start.options(out.device),
+    )

@@ -1,0 +1,96 @@
+"""Products by weights in four bits on a GPU (W4A16): inputs are not rounded.
+
+Few rows read the weight and widen it in registers, with the operations around the product fused in (`int4_linear`).
+More rows take tiles that widen it, too, and prompts the library, by a copy in 16 bits.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.linear.int4_codes import PackedInt4, pack
+from roseinfer.kernels.linear.int4_product import Int4Factor
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
+from roseinfer.quant.cuda_rows import SkinnyMatmul, finish
+from roseinfer.quant.int4_weight import DEFAULT_ZERO, Int4Weight
+
+# Columns of inputs that kernels load at a time: 16 bytes.
+_MULTIPLE_COLUMNS = 8
+
+
+class Int4Matmul:
+    """`Matmul` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
+
+    def __init__(
+        self, weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None = None
+    ) -> None:
+        """inputs: [K], the column of the input that each column of the weight multiplies; None: in their order.
+
+        Raises `UnsupportedModelError` for a weight that the kernels do not support.
+        """
+        self._build(packed(weight), bias, epilogue, inputs)
+
+    def _build(
+        self, weight: PackedInt4, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
+    ) -> None:
+        self._weight = weight
+        self._factor = Int4Factor(weight)
+        self._bias = bias
+        self._epilogue = epilogue
+        self._inputs = inputs
+        self.few = SkinnyMatmul(weight, None, bias, epilogue, inputs)
+
+    def bare(self) -> "Int4Matmul":
+        product = object.__new__(Int4Matmul)
+        product._build(self._weight, self._bias, NO_EPILOGUE, self._inputs)
+        return product
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.few.pays(x.shape[0]):
+            return self.few(x, residual=residual, out=out)
+        assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
+        result = finish(self.many(x, None, residual)[1], self._epilogue)
+        return result if out is None else out.copy_(result)
+
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.few.pays(x.shape[0]):
+            return self.few(x, norm=norm, out=out)
+        return self(norm(x), None, out)
+
+    def many(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs of a product of many rows, x or norm(x), and the product with bias and residual, which
+        `finish` completes. It overwrites a residual. ready: called between the launches of both.
+        """
+        inputs = x if norm is None else norm(x)
+        if ready is not None:
+            ready()
+        ordered = inputs if self._inputs is None else inputs.index_select(1, self._inputs)
+        return inputs, self._factor(ordered, self._bias, residual)
+
+
+def packed(weight: Int4Weight) -> PackedInt4:
+    """Return the weight as kernels read it, with scales and offsets rounded to float16.
+
+    Raises `UnsupportedModelError` for a weight that they do not support.
+    """
+    rows, columns = weight.shape
+    if columns % _MULTIPLE_COLUMNS:
+        raise UnsupportedModelError(
+            f"a matrix of {rows} x {columns} in four bits is not supported: "
+            f"{_MULTIPLE_COLUMNS} does not divide {columns}"
+        )
+    wide = weight.scales.to(torch.float32)
+    shifts = torch.zeros_like(wide) if weight.offsets is None else DEFAULT_ZERO * wide - weight.offsets
+    scales, shifts = wide.to(torch.float16), shifts.to(torch.float16)
+    if not (scales.isfinite() & shifts.isfinite() & (scales != 0).logical_or(wide == 0)).all():
+        raise UnsupportedModelError("scales of weights in four bits have to be within the range of float16")
+    return pack(weight.codes, scales, shifts)
