@@ -21,6 +21,7 @@ from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, Nor
 from roseinfer.quant.cuda_matmul import CudaMatmul
 from roseinfer.quant.cuda_rows import finish
 from roseinfer.quant.fp8_matmul import Fp8Matmul
+from roseinfer.quant.int4_matmul import Int4Matmul
 
 
 class CudaAdaptedMatmul:
@@ -32,7 +33,7 @@ class CudaAdaptedMatmul:
     slots: LayerSlots
 
     def __init__(
-        self, base: CudaMatmul | Fp8Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums
+        self, base: CudaMatmul | Fp8Matmul | Int4Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums
     ) -> None:
         self.base = base
         self.epilogue = epilogue
@@ -139,5 +140,5 @@ class _CudaAdaptedPair:
 
 def adapted_on_gpu(matmul: Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums) -> CudaAdaptedMatmul:
     """Return the product of a loaded layer with adapters."""
-    assert isinstance(matmul, CudaMatmul | Fp8Matmul), "all formats on a GPU have one of these products"
+    assert isinstance(matmul, CudaMatmul | Fp8Matmul | Int4Matmul), "all formats on a GPU have one of these products"
     return CudaAdaptedMatmul(matmul, epilogue, step, many_sums)

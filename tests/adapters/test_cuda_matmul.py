@@ -13,6 +13,7 @@ from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue
 from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import pairwise
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.slot_matrices import exact_delta
@@ -52,10 +53,13 @@ def base_product(kind: str, outs: int, width: int, epilogue: Epilogue):
     from roseinfer.kernels.linear.fp8_tiles import Parts
     from roseinfer.quant.cuda_matmul import CudaMatmul
     from roseinfer.quant.fp8_matmul import Fp8Matmul
+    from roseinfer.quant.int4_matmul import Int4Matmul
 
     weight = torch.randn(outs, width, device=DEVICE) / width**0.5
     if kind == "plain":
         return CudaMatmul(weight.to(DTYPE), None, epilogue)
+    if kind == "int4":
+        return Int4Matmul(Int4Weight.of(weight, 64), None, epilogue)
     return Fp8Matmul(Fp8Weight.of(weight, block=kind == "block"), None, epilogue, Parts.allocate(DEVICE))
 
 
@@ -87,7 +91,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1
     assert (error < tolerance).all(), error  # NaN fails too
 
 
-@pairwise(kind=["plain", "channel", "block"], count=[FEW, MANY], gated=[False, True], normed=[False, True])
+@pairwise(kind=["plain", "channel", "block", "int4"], count=[FEW, MANY], gated=[False, True], normed=[False, True])
 def test_products(kind: str, count: int, gated: bool, normed: bool) -> None:
     epilogue, modules = (SILU, (HIDDEN, HIDDEN)) if gated else (NO_EPILOGUE, (128, 64, 64))
     base, step = base_product(kind, sum(modules), WIDTH, epilogue), StepAdapters()
@@ -105,7 +109,7 @@ def test_products(kind: str, count: int, gated: bool, normed: bool) -> None:
     assert torch.equal(got[::3], plain[::3])
     bare = base.bare()
     inputs = norm(x) if normed else x
-    if kind != "plain" and not base.few.pays(count):
+    if kind in ("channel", "block") and not base.few.pays(count):
         inputs = base.many(x, norm if normed else None)[0].widen()
     sums = (bare.after(norm, x) if normed else bare(x)).double() + exact_delta(inputs, rows.of_tokens, product.matrices)
     expected = activate(sums, epilogue) if gated else sums
