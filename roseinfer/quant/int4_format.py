@@ -1,4 +1,4 @@
-"""Linear layers with weights in four bits, as a checkpoint stores them."""
+"""Linear layers with weights in four bits: as a checkpoint stores them, or rounded while they load."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,44 +6,70 @@ import torch
 
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Table, WeightPiece, WeightSource
-from roseinfer.quant.int4_part import Int4Reader
-from roseinfer.quant.int4_scheme import Int4Scheme
+from roseinfer.quant.int4_part import Int4Part, Int4Reader
+from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
 from roseinfer.quant.int4_stored import read_stack
-from roseinfer.quant.int4_weight import Int4Weight
-from roseinfer.quant.plain import PlainFormat, read_bias
+from roseinfer.quant.int4_weight import GROUPS, Int4Weight
+from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
+# Columns in a group of layers that are rounded here, and a divisor of the columns of all layers in four bits.
+DEFAULT_GROUP_COLUMNS, _MULTIPLE_COLUMNS = 128, 8
 # Makes a product by a weight with its bias and epilogue. The last argument is `Int4Part.inputs`.
 MakeProduct = Callable[[Int4Weight, torch.Tensor | None, Epilogue, torch.Tensor | None], Matmul]
 
 
 class Int4Format:
-    """`WeightFormat` for weights in four bits. Layers that are stored as floats stay floats, and experts are widened.
+    """`WeightFormat` for weights in four bits. Experts are widened.
 
     A layer whose columns are not in the order of its inputs gathers them. Where the layer before it writes nothing
     else, that one's outputs are sorted instead, while they load.
     """
 
-    def __init__(self, stored: Int4Scheme, product: MakeProduct | None) -> None:
-        """product: None to multiply by the widened weights, for a device that does not keep them in four bits."""
+    def __init__(self, stored: Int4Scheme | None, product: MakeProduct | None, *, rounds: bool = False) -> None:
+        """stored: the checkpoint's scheme, if it has one.
+
+        product: None to multiply by the widened weights, for a device that does not keep them in four bits. rounds:
+        round layers that the checkpoint stores as floats, except for those that `stored` ignores.
+        """
         self._stored = stored
+        self._rounds = rounds
+        self._scheme = stored or Int4Scheme("awq", Int4Groups(DEFAULT_GROUP_COLUMNS, symmetric=False))
         self._product = product
         self._plain = PlainFormat()
         self._sorted: set[str] = set()  # layers whose inputs come in the order of their columns
 
     @property
     def stored_as(self) -> str:
-        return f"{self._stored.label}, widened" if self._product is None else self._stored.label
+        return f"{self._scheme.label}, widened" if self._product is None else self._scheme.label
 
     def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         part = None if self._product is None else read_stack(source, pieces)
-        if self._product is None or part is None:
+        if part is None and self._rounds:
+            part = self._rounded(source, pieces)
+        if part is None:
             return self._plain.load(source, pieces, epilogue)
+        if self._product is None:
+            return plain_matmul(part.weight.widen(source.build.dtype), read_bias(source, pieces), epilogue)
         weight, bias = part.weight, read_bias(source, pieces)
         inputs = None if pieces[0].name in self._sorted else part.inputs
         order = self._wanted_order(source, pieces)
         if order is not None:
             weight, bias = _with_rows(weight, order), None if bias is None else bias[order]
         return self._product(weight, bias, epilogue, inputs)
+
+    def _rounded(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Part | None:
+        """Return the layer's weight, stored as floats, rounded; None if it is not to be in four bits."""
+        columns, size = pieces[0].ins.width, self._scheme.groups.size
+        group = next((group for group in (size or columns, *reversed(GROUPS)) if columns % group == 0), None)
+        if group is None or columns % _MULTIPLE_COLUMNS or any(self._scheme.ignores(piece.name) for piece in pieces):
+            return None
+        outs = sum(piece.outs.width for piece in pieces)
+        weight = Int4Weight.empty(outs, columns, group, device=source.build.device)
+        start = 0
+        for piece in pieces:
+            weight.part(slice(start, start + piece.outs.width)).round(read_weight(source, [piece]))
+            start += piece.outs.width
+        return Int4Part(weight)
 
     def _wanted_order(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> torch.Tensor | None:
         """Return the outputs in the order in which the next layer's columns are; None if it is theirs."""
@@ -62,6 +88,15 @@ class Int4Format:
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)
+
+
+def cuda_product(
+    weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
+) -> Matmul:
+    """Return the product of a layer on a GPU."""
+    from roseinfer.quant.int4_matmul import Int4Matmul  # imports Triton, which only GPUs have
+
+    return Int4Matmul(weight, bias, epilogue, inputs)
 
 
 def _with_rows(weight: Int4Weight, rows: torch.Tensor) -> Int4Weight:

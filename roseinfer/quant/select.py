@@ -1,5 +1,7 @@
 """Choice of a model's weight format, by its options and its checkpoint."""
 
+import logging
+
 import torch
 
 from roseinfer.core.errors import ConfigError
@@ -9,7 +11,7 @@ from roseinfer.quant.base import WeightFormat, WeightSource
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import WideningSource
-from roseinfer.quant.int4_format import Int4Format
+from roseinfer.quant.int4_format import Int4Format, MakeProduct, cuda_product
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
 from roseinfer.quant.int8_format import Int8Format
@@ -20,6 +22,8 @@ from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from roseinfer.quant.nvfp4_stored import Nvfp4Source
 from roseinfer.quant.plain import PlainFormat
 from roseinfer.quant.scheme import QuantScheme
+
+_logger = logging.getLogger(__name__)
 
 
 def choose_format(
@@ -35,23 +39,36 @@ def choose_format(
         return _int8(device)
     if asked is None and stored is None:
         return PlainFormat()
+    kept = has_triton(device) and dtype is not torch.float32
     if isinstance(stored, Mxfp4Scheme):
         if asked is not None:
             raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
-        return Mxfp4Format(widens=dtype is torch.float32 or not has_triton(device))
+        return Mxfp4Format(widens=not kept)
+    if isinstance(stored, Int4Scheme) and asked in (None, "int4"):
+        if stored.layout == "gguf" and not kept:
+            return PlainFormat()
+        return Int4Format(stored, cuda_product if kept else None, rounds=dummy)
     if isinstance(stored, Int4Scheme | Nvfp4Scheme):
         if asked is None:
-            return _int4(stored) if isinstance(stored, Int4Scheme) else PlainFormat(f"{stored.label}, widened")
+            return PlainFormat(f"{stored.label}, widened")
         stored = None  # the source gives widened weights, which are rounded like any others
+    if asked == "int4":
+        return _rounded_int4(stored, cuda_product if kept else None, dummy=dummy)
     if stored is not None and not isinstance(stored, Fp8Scheme):
         raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")
-    widens = dtype is torch.float32 or not has_triton(device)
-    return Fp8Format(stored, rounds=dummy or stored is None, widens=widens)
+    return Fp8Format(stored, rounds=dummy or stored is None, widens=not kept)
 
 
-def _int4(stored: Int4Scheme) -> WeightFormat:
-    return PlainFormat() if stored.layout == "gguf" else Int4Format(stored, None)
+def _rounded_int4(stored: QuantScheme | None, product: MakeProduct | None, *, dummy: bool) -> Int4Format:
+    if stored is not None:
+        raise ConfigError(f"quantization int4 is for weights that are floats; the checkpoint's are in {stored.label}")
+    if not dummy:
+        _logger.warning(
+            "quantization int4 rounds each weight to the nearest of 16 numbers; files that were calibrated for four "
+            "bits (AWQ, GPTQ) answer better"
+        )
+    return Int4Format(None, product, rounds=True)
 
 
 def _int8(device: torch.device) -> Int8Format:

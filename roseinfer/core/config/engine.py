@@ -44,9 +44,9 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "round the weights of linear layers to eight bits while loading: fp8 for GPUs, int8 for CPUs; default: as the "
-        "checkpoint is",
-        choices=("fp8", "int8"),
+        "round the weights of linear layers while loading: fp8 or int4 (four bits, to measure) for GPUs, int8 for "
+        "CPUs; default: as the checkpoint is",
+        choices=("fp8", "int8", "int4"),
     )
     load_format: str = option("auto", "auto = safetensors or GGUF; dummy = random weights", choices=("auto", "dummy"))
     device: str = option(
