@@ -235,7 +235,7 @@ def model_cost(name: str) -> ModelCost:
 def all_rates(name: str) -> tuple[Rates, ...]:
     """Return the rates that bound a model of the table."""
     model = MODELS[name]
-    card = replace(CARD, matrix_flops_s=FP8_FLOPS_S) if model.weight_bytes < BF16_BYTES else CARD
+    card = replace(CARD, matrix_flops_s=FP8_FLOPS_S) if model.weight_bytes == 1 else CARD
     if model.gpus > 1:  # each GPU has its part of everything; communication is free
         kv_bytes_s, attention_flops_s = model.gpus * card.kv_bytes_s, model.gpus * card.attention_flops_s
         points = tuple((tokens, model.gpus * rate) for tokens, rate in card.weight_points)

@@ -21,6 +21,7 @@ PEER = (
     "2026-11-22; two GPUs for models that end in tp2), one run of each row"
 )
 MEMORY_SHARE = "0.85"
+INT4_BYTES = 17 / 32  # of a weight: groups of 128 have 64 bytes of codes, a scale and an offset
 MXFP4_BYTES = 17 / 32  # of a weight: blocks of 32 have 16 bytes of codes and a scale
 
 
@@ -28,7 +29,8 @@ MXFP4_BYTES = 17 / 32  # of a weight: blocks of 32 have 16 bytes of codes and a 
 class Model:
     """Model of the table. `hub_id` names its packaged shape; `options` are further arguments of `roseinfer serve`.
 
-    `fp8_blocks`: the weights are stored in FP8 with a scale per block of 128 x 128. `weight_bytes`: bytes of a weight
+    `fp8_blocks`: the weights are stored in FP8 with a scale per block of 128 x 128. `int4`: they are stored in four
+    bits, as AWQ stores them, in groups of 128. `weight_bytes`: bytes of a weight
     in a layer (2 in the output head); `expert_bytes`: in an expert, None for the same; `kv_bytes`: of an element of K
     and V. `gpus`: number of GPUs that share it.
     """
@@ -38,15 +40,16 @@ class Model:
     max_model_len: int
     options: str = ""
     fp8_blocks: bool = False
-    weight_bytes: int = 2
+    weight_bytes: float = 2
     kv_bytes: int = 2
     gpus: int = 1
     expert_bytes: float | None = None
+    int4: bool = False
 
     @property
     def folder(self) -> str:
         """Return the name of the folder with config and tokenizer; models that differ in options share one."""
-        return self.hub_id.rpartition("/")[2].lower() + ("-fp8" if self.fp8_blocks else "")
+        return self.hub_id.rpartition("/")[2].lower() + ("-fp8" if self.fp8_blocks else "-int4" if self.int4 else "")
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ _MODELS = (
     Model("qwen3-8b", "Qwen/Qwen3-8B", 4096),
     Model("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 4096),
     Model("qwen3-8b-fp8", "Qwen/Qwen3-8B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("qwen3-8b-int4", "Qwen/Qwen3-8B", 4096, int4=True, weight_bytes=INT4_BYTES),
     Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
     Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
     Model("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B", 4096, fp8_blocks=True, weight_bytes=1),

@@ -245,7 +245,7 @@ def profiled_us(graph: torch.cuda.CUDAGraph) -> list[tuple[str, float]]:
 @torch.inference_mode()
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="of the GPU table, in bfloat16 or FP8 by blocks")
+    parser.add_argument("model", help="of the GPU table, in bfloat16, FP8 by blocks or int4")
     parser.add_argument("--steps", nargs="+", default=STEPS, help=f"default: {' '.join(STEPS)}")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--chunks", action="store_true", help="compute rows of several tokens as prompts")

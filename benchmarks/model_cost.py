@@ -104,7 +104,7 @@ class ModelCost:
 
     layer_weights: int
     head_weights: int
-    weight_itemsize: int
+    weight_itemsize: float
     kv_token_bytes: int
     attention_width: int
     head_itemsize: int = 0
@@ -122,7 +122,7 @@ class ModelCost:
         spec: ModelSpec,
         itemsize: int,
         *,
-        layer_itemsize: int | None = None,
+        layer_itemsize: float | None = None,
         kv_itemsize: int | None = None,
         head_itemsize: int | None = None,
         expert_itemsize: float | None = None,

@@ -30,6 +30,8 @@ FP8_BLOCKS = {
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
 }
+# As in the config.json of Qwen/Qwen3-8B-AWQ.
+INT4_GROUPS = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 SPACE = "Ġ"  # a space in byte-level vocabularies
 
 
@@ -53,7 +55,8 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def write_folder(name: str, out: Path) -> Path:
-    """Write the folder of the table's model `name` to `out`: packaged config, in bfloat16 or FP8, and a tokenizer.
+    """Write the folder of the table's model `name` to `out`: packaged config, in bfloat16, FP8 or int4, and a
+    tokenizer.
 
     An existing folder is left as it is.
     """
@@ -66,6 +69,8 @@ def write_folder(name: str, out: Path) -> Path:
     config["torch_dtype"] = "bfloat16"
     if MODELS[name].fp8_blocks:
         config["quantization_config"] = FP8_BLOCKS
+    if MODELS[name].int4:
+        config["quantization_config"] = INT4_GROUPS
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     make_tokenizer(read_model_spec(folder).vocab_size).save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}

@@ -1,4 +1,4 @@
-"""Perplexity of a model on the Python documentation, in floats and in eight bits.
+"""Perplexity of a model on the Python documentation, in floats, in eight and in four bits.
 
     python -m benchmarks.perplexity MODEL [--gguf-file NAME] [--windows 64] [--window 512] [--ways int8 fp8 kv-fp8]
 
@@ -23,13 +23,14 @@ from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
 
 NAME = "perplexity"
-HELP = "perplexity of the Python documentation, in floats and in eight bits"
+HELP = "perplexity of the Python documentation, in floats, in eight and in four bits"
 FLOATS = "floats"
 # Engine options by name of the variant; the first is the baseline.
 WAYS: dict[str, dict[str, Any]] = {
     FLOATS: {},
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
+    "int4": {"quantization": "int4"},
     "kv-fp8": {"kv_cache_dtype": "fp8"},
 }
 
