@@ -16,8 +16,10 @@ from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, code_of, scale_of
 from roseinfer.kernels.lora.shrink_tiles import MAX_FEW_TOKENS, TileSums
 
-_TILE_ROWS, _TILE_COLUMNS = 64, 64
-_CODE_TILE_ROWS = 32
+_MIN_TILE_ROWS, _MAX_TILE_ROWS, _TILE_COLUMNS = 16, 64, 64
+# Tiles of codes are twice as wide, so those of many tokens have fewer rows.
+_MAX_CODE_TILE_ROWS = 32
+_MAX_WARP_ELEMENTS, _MIN_WARPS = 1024, 4
 _MIN_DOT_COLUMNS, _MAX_DOT_COLUMNS = 16, 64
 # Sums of a row, zeros included, that are multiplied at once. Tiles of few tokens have rows of many slots.
 _FEW_TOKENS_INNER_BYTES, _INNER_BYTES = 256, 64
@@ -241,22 +243,26 @@ def lora_gated_kernel(
 
 def expand(y: torch.Tensor, sums: TileSums) -> torch.Tensor:
     """Add what adapters change to y [T, out] in place, and return y; its rows may be apart."""
-    options = _options(y, sums, _TILE_ROWS, _TILE_COLUMNS)
-    lora_expand_kernel[(cdiv(y.shape[1], _TILE_COLUMNS), cdiv(len(y), options["BLOCK_M"]))](y, **options)
+    rows = _tile_rows(len(y))
+    options = _options(y, sums, rows, _TILE_COLUMNS)
+    lora_expand_kernel[(cdiv(y.shape[1], _TILE_COLUMNS), cdiv(len(y), rows))](y, **options)
     return y
 
 
 def gated_expanded(y: torch.Tensor, sums: TileSums, activation: str) -> torch.Tensor:
     """Return activation(gate) * up [T, I], where gate and up are y [T, 2 * I] with what adapters change."""
     out = torch.empty((len(y), y.shape[1] // 2), dtype=y.dtype, device=y.device)
-    _gate(y, sums, activation, out, None, _TILE_ROWS, _TILE_COLUMNS)
+    _gate(y, sums, activation, out, None, _tile_rows(len(y)), _TILE_COLUMNS)
     return out
 
 
 def gated_rows_expanded(y: torch.Tensor, sums: TileSums, activation: str) -> Fp8Rows:
     """Return `gated_expanded` rounded to FP8 with a scale for each 128 columns."""
     out = Fp8Rows.empty(len(y), y.shape[1] // 2, True, y.device)
-    _gate(y, sums, activation, out.codes, out.scales, _CODE_TILE_ROWS, SCALE_BLOCK)
+    rows = _MAX_CODE_TILE_ROWS
+    if len(y) <= MAX_FEW_TOKENS:
+        rows = _MIN_TILE_ROWS if len(y) <= _MIN_TILE_ROWS else _MAX_TILE_ROWS
+    _gate(y, sums, activation, out.codes, out.scales, rows, SCALE_BLOCK)
     return out
 
 
@@ -270,7 +276,7 @@ def _gate(
     columns: int,
 ) -> None:
     options = _options(y, sums, rows, columns)
-    lora_gated_kernel[(cdiv(out.shape[1], columns), cdiv(len(y), options["BLOCK_M"]))](
+    lora_gated_kernel[(cdiv(out.shape[1], columns), cdiv(len(y), rows))](
         y,
         out,
         scales,
@@ -280,8 +286,12 @@ def _gate(
     )
 
 
+def _tile_rows(tokens: int) -> int:
+    return min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, next_power_of_2(tokens)))
+
+
 def _options(y: torch.Tensor, sums: TileSums, rows: int, columns: int) -> dict[str, Any]:
-    """Return the arguments that all kernels of outputs y [T, out] have, for tiles of rows x columns, or fewer rows."""
+    """Return the arguments that all kernels of outputs y [T, out] have, for tiles of rows x columns."""
     values, slots, matrices = sums
     assert y.stride(1) == 1 and y.shape == (len(slots), len(matrices.starts))
     places = min(_MAX_DOT_COLUMNS, max(_MIN_DOT_COLUMNS, next_power_of_2(matrices.max_rank)))
@@ -300,11 +310,11 @@ def _options(y: torch.Tensor, sums: TileSums, rows: int, columns: int) -> dict[s
         "R": matrices.max_rank,
         "COLUMNS": matrices.columns,
         "AT_ONCE": max(1, at_once),
-        "BLOCK_M": min(rows, max(_MIN_DOT_COLUMNS, next_power_of_2(len(y)))),
+        "BLOCK_M": rows,
         "BLOCK_N": columns,
         "BLOCK_R": places,
         "ALIGNED": matrices.multiple % columns == 0,
         "PRECISION": "ieee",  # which only matters for float32
-        "num_warps": 4,
+        "num_warps": max(_MIN_WARPS, rows * columns // _MAX_WARP_ELEMENTS),
         **early_start.options(y.device),
     }
