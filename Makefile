@@ -14,6 +14,7 @@ PYTHON ?=
 PIP_ARGS ?=
 ARGS ?=
 WORKERS ?= 2
+EXTENSION := setup.py roseinfer/kernels/cpu/rows.c
 VENV := .venv
 BIN := $(VENV)/bin
 CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
@@ -62,15 +63,16 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy --num-workers $(WORKERS)
 
 clean:
+	rm -f roseinfer/kernels/cpu/*.so
 	rm -rf $(VENV) .clients build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps are newer than pyproject.toml once what it asks for is installed.
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+# The stamps are newer than pyproject.toml once what it asks for is installed, with the compiled functions.
+$(VENV)/.installed: pyproject.toml $(EXTENSION) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml $(EXTENSION) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
 	@touch $(VENV)/.installed $@
 

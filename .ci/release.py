@@ -6,6 +6,7 @@ commit, so files that git does not know are not in them.
 """
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import tempfile
 from pathlib import Path
 
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
+# The wheel suits any machine; the source archive builds the compiled functions.
+PURE = os.environ | {"ROSEINFER_EXTENSION": "0"}
 HEADING = re.compile(r"^## .*$", re.MULTILINE)
 
 
@@ -23,7 +26,7 @@ def output(*command: str) -> bytes:
 
 def module(name: str, *arguments: str) -> None:
     """Run a Python module as a program. Raises `SystemExit` with its status if it fails."""
-    done = subprocess.run([sys.executable, "-m", name, *arguments])
+    done = subprocess.run([sys.executable, "-m", name, *arguments], env=PURE)
     if done.returncode:
         raise SystemExit(done.returncode)
 

@@ -6,7 +6,9 @@ FROM python:${PYTHON}-slim AS build
 ARG TORCH_INDEX
 RUN python -m venv /opt/roseinfer
 RUN /opt/roseinfer/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} 'torch>=2.11,<=2.13.0'
-COPY pyproject.toml README.md LICENSE /src/
+# The compiler builds the functions for CPUs. The image does not contain it.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY roseinfer /src/roseinfer
 # With ray as well, for a cluster of KubeRay: --build-arg EXTRAS=otel,ray
 ARG EXTRAS=otel

@@ -5,7 +5,7 @@ ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 RUN python -m venv /opt/roseinfer
 RUN /opt/roseinfer/bin/pip install --no-cache-dir 'torch>=2.11,<=2.13.0'
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY roseinfer /src/roseinfer
 # With ray as well, for a cluster of KubeRay: --build-arg EXTRAS=cuda,otel,ray
 ARG EXTRAS=cuda,otel

@@ -18,13 +18,15 @@ import roseinfer
 pytest.importorskip("setuptools", reason="the package is built with setuptools")
 
 REPOSITORY = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "roseinfer")
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "roseinfer")
 PATIENCE_S = 120
+COMPILED = "roseinfer/kernels/cpu/_rows.abi3.so"
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     # Python must not find the checkout by a variable.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    environment |= variables
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd, env=environment
     )
@@ -32,10 +34,16 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def build(kind: str, source: Path, into: Path) -> Path:
+def build(kind: str, source: Path, into: Path, **variables: str) -> Path:
     """Build an archive as pip does: "sdist", "wheel" or "editable"."""
     into.mkdir()
-    run(sys.executable, "-c", f"from setuptools import build_meta as b; b.build_{kind}({str(into)!r})", cwd=source)
+    run(
+        sys.executable,
+        "-c",
+        f"from setuptools import build_meta as b; b.build_{kind}({str(into)!r})",
+        cwd=source,
+        **variables,
+    )
     (made,) = into.iterdir()
     return made
 
@@ -48,28 +56,36 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOURCES:
         path = REPOSITORY / name
         if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy(path, source)
     return build("sdist", source, folder / "made")
 
 
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def unpacked(sdist: Path, folder: Path) -> Path:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (source,) = folder.iterdir()
-    return build("wheel", source, folder / "made")
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is published, without compiled functions."""
+    folder = tmp_path_factory.mktemp("wheel")
+    return build("wheel", unpacked(sdist, folder), folder / "made", ROSEINFER_EXTENSION="0")
+
+
+def files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
 
 
 def test_an_editable_install_puts_the_tree_on_the_path(sdist: Path, tmp_path: Path):
     """An import hook would come last. Then the clone's folder, if called roseinfer, would hide the package from scripts
     next to it.
     """
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "source", filter="data")
-    (source,) = (tmp_path / "source").iterdir()
+    source = unpacked(sdist, tmp_path / "source")
     with zipfile.ZipFile(build("editable", source, tmp_path / "made")) as archive:
         (name,) = [name for name in archive.namelist() if ".dist-info/" not in name]
         assert name.endswith(".pth") and archive.read(name).decode().strip() == str(source)
@@ -85,6 +101,7 @@ def metadata(wheel: Path) -> Message:
 def package_files() -> set[str]:
     package = REPOSITORY / "roseinfer"
     found = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    found = (path for path in found if path.suffix != ".so")
     return {str(path.relative_to(REPOSITORY)) for path in found}
 
 
@@ -95,11 +112,23 @@ def test_the_source_archive_is_complete(sdist: Path):
 
 
 def test_the_wheel_has_exactly_the_files_of_the_package(wheel: Path):
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+    names = files_of(wheel)
     assert names == package_files()
     assert {"roseinfer/py.typed", "roseinfer/assets/tiny/model.safetensors"} <= names
     assert wheel.name == f"roseinfer-{roseinfer.__version__}-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("compiler", ["cc", "false"])
+def test_the_source_archive_builds_the_compiled_functions_if_it_can(sdist: Path, tmp_path: Path, compiler: str):
+    if compiler == "cc" and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    made = build("wheel", unpacked(sdist, tmp_path / "source"), tmp_path / "made", CC=compiler)
+    assert files_of(made) - package_files() <= {COMPILED}
+    if compiler == "false":
+        assert files_of(made) == package_files()
+        return
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    assert (COMPILED in files_of(made)) is headers.exists()
 
 
 def test_the_metadata_is_complete(metadata: Message):

@@ -1,0 +1,213 @@
+"""Compiled functions for rows of a step on a CPU, built from `rows.c` with the package if there is a C compiler.
+
+Everything works without them, in PyTorch's operators. They save the operators' own time, which is most of a step of one
+row: an int8 layer is one call, and attention of decoding rows another. They need x86-64, Linux and AVX2.
+"""
+
+from copy import copy
+from typing import Any
+
+import torch
+
+try:
+    from roseinfer.kernels.cpu import _rows
+except ImportError:
+    _rows = None
+
+# Version of the functions' arguments, also in rows.c: those of an older installation are not used.
+INTERFACE_VERSION = 1
+if _rows is not None and _rows.INTERFACE_VERSION != INTERFACE_VERSION:
+    _rows = None
+
+# Numbers of a row that the loops handle at once.
+MULTIPLE_COLUMNS = 64
+MULTIPLE_HEAD_COLUMNS = 8
+_MULTIPLE_ROWS = 4  # of a product at once
+MAX_GROUP_HEADS = 64
+_ACTIVATIONS = {None: 0, "gelu_tanh": 1, "silu": 2}
+
+# Weight, bias (None: an RMSNorm) and epsilon of a norm.
+NormArguments = tuple[torch.Tensor, torch.Tensor | None, float]
+
+
+def instructions() -> str | None:
+    """Return the instructions for int8 that are in use; None without the compiled functions."""
+    return None if _rows is None else _rows.INSTRUCTIONS
+
+
+def has_activation(name: str | None, *, gated: bool, outs: int) -> bool:
+    """Return True if `Int8Rows` applies this activation to `outs` outputs, of which halves are multiplied if gated."""
+    return name in _ACTIVATIONS and not (gated and outs % (2 * _MULTIPLE_ROWS))
+
+
+def activates(x: torch.Tensor, activation: str | None) -> bool:
+    """Return True if `activate` takes x, float32 on a CPU."""
+    return _rows is not None and bool(_ACTIVATIONS.get(activation)) and x.ndim == 2 and x.is_contiguous()
+
+
+class Int8Rows:
+    """Product of rows by int8 codes, with the operations before and after it in one call.
+
+    x [T, K] float32 is normed, rotated in blocks of `block` columns, and rounded to multiples of a row's largest number
+    / `max_code`. The result is activation(x @ (codes * scales).T + bias) + residual. Sums are exact, so a row's result
+    depends neither on other rows nor on `threads`.
+    """
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        block: int,
+        max_code: int,
+        activation: str | None = None,
+        gated: bool = False,
+        threads: int,
+    ) -> None:
+        """codes: [N, K] int8; the caller may drop them. scales: [N] float32. bias: [N] float32."""
+        self._shape = tuple(codes.shape)
+        self._block, self._max_code, self._threads, self._bias = block, max_code, threads, bias
+        steps = scales * torch.tensor(1 / max_code)
+        shifts = codes.sum(1, dtype=torch.int32).mul_(max_code + 1)
+        self._kept = (_interleaved(codes), steps, shifts, bias)
+        self._set_activation(activation, gated)
+
+    def _set_activation(self, activation: str | None, gated: bool) -> None:
+        self._activation, self._gated = _ACTIVATIONS[activation], gated
+        self.out_width = self._shape[0] // 2 if gated else self._shape[0]
+        addresses = [_address(tensor) for tensor in self._kept]
+        after = (self._activation, gated, self._threads)
+        self._weight = _rows.weight(*self._shape, self._block, self._max_code, *addresses, *after)
+
+    def bare(self) -> "Int8Rows":
+        """Return the product without the activation; it shares the weight."""
+        other = copy(self)
+        other._set_activation(None, False)
+        return other
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+        norm: NormArguments | None,
+    ) -> None:
+        """Write the result [T, N] to `out`; all tensors are contiguous float32. norm: of a norm before the product."""
+        weight, bias, eps = norm or _NO_NORM
+        _rows.linear(
+            self._weight,
+            x.shape[0],
+            x.data_ptr(),
+            _address(residual),
+            out.data_ptr(),
+            _address(weight),
+            _address(bias),
+            eps,
+        )
+
+    def codes_of(self, x: torch.Tensor, norm: NormArguments | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the codes [T, K] uint8 of rows, shifted by max_code + 1, and the largest number of each [T]."""
+        weight, bias, eps = norm or _NO_NORM
+        codes, largest = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0])
+        before = (self._block, _address(weight), _address(bias), eps, self._max_code)
+        _rows.prepare(x.data_ptr(), *x.shape, *before, codes.data_ptr(), largest.data_ptr(), self._threads)
+        return codes, largest
+
+    def finish(self, y: torch.Tensor, largest: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Write the result to `out` for y [T, N]: the products of codes times scales / max_code."""
+        after = (_address(self._bias), self._activation, self._gated, _address(residual))
+        _rows.finish(y.data_ptr(), *y.shape, largest.data_ptr(), *after, out.data_ptr(), self._threads)
+
+
+def activate(x: torch.Tensor, activation: str | None, *, gated: bool) -> torch.Tensor:
+    """Return activation(x), or activation(gate) * up for x = gate and up side by side; x is contiguous float32 [T, N].
+
+    The bits are those of an `Int8Rows` with this activation.
+    """
+    out = torch.empty(x.shape[0], x.shape[1] // 2 if gated else x.shape[1])
+    after = (0, 0, _ACTIVATIONS[activation], gated, 0)
+    _rows.finish(x.data_ptr(), *x.shape, *after, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def store_rows(
+    rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, blocks: tuple[int, int], plane: int
+) -> None:
+    """Write k and v [T, kv_heads, D] float32 to `rows` (see `PagedRows`), except for tokens with a negative slot.
+
+    slots: [T] int64. blocks: tokens of a block, and rows of one. plane: row of a layer's K in a block; V's follow.
+    """
+    _rows.store(
+        len(slots),
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        slots.data_ptr(),
+        rows.data_ptr(),
+        rows.shape[1],
+        *blocks,
+        plane,
+    )
+
+
+def attend_rows(
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    contexts: torch.Tensor,
+    *,
+    kv_heads: int,
+    blocks: tuple[int, int],
+    plane: int,
+    visible: tuple[int | None, bool],
+    scale: float,
+    tokens: int,
+) -> torch.Tensor:
+    """Return the attention [n, heads, D] float32 of rows with one query each, q [n, heads, D], over their contexts.
+
+    tables: [S, B] int32; row i's is table_rows[i]. contexts: [n] int32. visible: window or None, and whether the first
+    key is seen by the first query only. tokens: sum of the contexts. `rows`, `blocks`, `plane`: as in `store_rows`.
+    """
+    count, heads, dim = q.shape
+    out = torch.empty(q.shape)
+    window, skips_first = visible
+    _rows.decode(
+        count,
+        q.data_ptr(),
+        q.stride(0),
+        heads,
+        kv_heads,
+        dim,
+        rows.data_ptr(),
+        tables.data_ptr(),
+        tables.stride(0),
+        table_rows.data_ptr(),
+        contexts.data_ptr(),
+        *blocks,
+        plane,
+        window or 0,
+        skips_first,
+        scale,
+        out.data_ptr(),
+        torch.get_num_threads(),
+        tokens,
+    )
+    return out
+
+
+def _interleaved(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes [N, K] in the order in which they are read: [N / 4, K / 64, 4, 64], zeros after the last row."""
+    rows, columns = codes.shape
+    padded = torch.zeros(-(-rows // _MULTIPLE_ROWS) * _MULTIPLE_ROWS, columns, dtype=torch.int8)
+    padded[:rows] = codes
+    return padded.view(-1, _MULTIPLE_ROWS, columns // MULTIPLE_COLUMNS, MULTIPLE_COLUMNS).transpose(1, 2).contiguous()
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+_NO_NORM: tuple[Any, Any, float] = (None, None, 0.0)

@@ -1,0 +1,641 @@
+/* Rows of a step on a CPU with AVX2: int8 products, the operations around them, attention of decoding rows. `native.py`
+ * describes the functions. Addresses are those of contiguous tensors unless strides are passed.
+ *
+ * Sums of codes are exact integers, so the instructions that compute them do not change a result. Every row is computed
+ * alone and in one order: its result depends neither on the other rows nor on the number of threads.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define AVX2 __attribute__((target("avx2,fma")))
+#define INLINE static inline __attribute__((always_inline))
+#define LOAD256(p) _mm256_loadu_si256((const __m256i *)(p))
+#define LOAD512(p) _mm512_loadu_si512((const void *)(p))
+typedef __m256 f8;
+
+/* --- threads: workers take pieces of a job while the caller does, so a late worker delays nothing ----------------- */
+enum { MAX_WORKERS = 63, SPIN_ROUNDS = 60, PAUSES = 32, MIN_SHARED = 1 << 14, MIN_WAKING = 1 << 19 };
+typedef void (*Work)(const void *job, int64_t first, int64_t last);
+
+static struct {
+    pthread_mutex_t turn;
+    atomic_uint round; /* odd while a job is open */
+    atomic_int sleeping, inside;
+    atomic_llong next;
+    int64_t count, piece;
+    Work work;
+    const void *job;
+    int workers;
+} pool = {.turn = PTHREAD_MUTEX_INITIALIZER};
+
+static void take_pieces(void) {
+    int64_t first;
+    while ((first = atomic_fetch_add(&pool.next, pool.piece)) < pool.count) {
+        int64_t last = first + pool.piece;
+        pool.work(pool.job, first, last < pool.count ? last : pool.count);
+    }
+}
+
+static void *serve(void *unused) {
+    for (;;) {
+        unsigned seen;
+        for (int i = 0; !((seen = atomic_load(&pool.round)) & 1); i++) {
+            if (i < SPIN_ROUNDS) {
+                for (int j = 0; j < PAUSES && !(atomic_load(&pool.round) & 1); j++) _mm_pause();
+                sched_yield(); /* another program may need this core */
+            } else {
+                atomic_fetch_add(&pool.sleeping, 1);
+                syscall(SYS_futex, &pool.round, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+                atomic_fetch_sub(&pool.sleeping, 1);
+                i = 0;
+            }
+        }
+        atomic_fetch_add(&pool.inside, 1);
+        if (atomic_load(&pool.round) & 1) take_pieces();
+        atomic_fetch_sub(&pool.inside, 1);
+        for (int i = 0; atomic_load(&pool.round) == seen; i++) {
+            if (i < 4 * PAUSES) _mm_pause();
+            else sched_yield();
+        }
+    }
+    return unused;
+}
+
+static void forget_workers(void) { /* in a forked child */
+    memset(&pool, 0, sizeof pool);
+    pthread_mutex_init(&pool.turn, NULL);
+}
+
+static void start_workers(int wanted) {
+    for (; pool.workers < wanted && pool.workers < MAX_WORKERS; pool.workers++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, serve, NULL)) return;
+        pthread_detach(thread);
+    }
+}
+
+/* Do work(job, first, last) for parts of [0, count). cost: products, which decide whether sleeping workers are worth
+ * starting. A caller that finds the workers taken does all of it. */
+static void share(Work work, const void *job, int64_t count, int64_t piece, int64_t threads, int64_t cost) {
+    if (threads <= 1 || count <= piece || cost < MIN_SHARED || pthread_mutex_trylock(&pool.turn)) {
+        work(job, 0, count);
+        return;
+    }
+    start_workers((int)threads - 1);
+    if (cost < MIN_WAKING && atomic_load(&pool.sleeping) >= pool.workers) {
+        pthread_mutex_unlock(&pool.turn);
+        work(job, 0, count);
+        return;
+    }
+    pool.work = work, pool.job = job, pool.count = count, pool.piece = piece;
+    atomic_store(&pool.next, 0);
+    atomic_fetch_add(&pool.round, 1);
+    if (atomic_load(&pool.sleeping)) syscall(SYS_futex, &pool.round, FUTEX_WAKE_PRIVATE, MAX_WORKERS, NULL, NULL, 0);
+    take_pieces();
+    atomic_fetch_add(&pool.round, 1);
+    while (atomic_load(&pool.inside)) _mm_pause();
+    pthread_mutex_unlock(&pool.turn);
+}
+
+/* --- vectors ------------------------------------------------------------------------------------------------------ */
+AVX2 INLINE float sum_of(f8 x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* e^x to about 2 units in the last place; NaN stays. */
+AVX2 INLINE f8 exp_of(f8 x) {
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x));
+    f8 n = _mm256_mul_ps(x, _mm256_set1_ps(1.44269504f));
+    n = _mm256_round_ps(n, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    f8 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    f8 y = _mm256_set1_ps(1.0f / 5040);
+    const float terms[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    for (int i = 0; i < 7; i++) y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(terms[i]));
+    __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
+}
+
+/* --- before a product: norm, rotation, rounding ------------------------------------------------------------------- */
+typedef struct {
+    const float *x, *norm_weight, *norm_bias;
+    float eps;
+    int64_t width, block; /* block: of the rotation, 1 for none */
+    float max_code;
+    uint8_t *codes;
+    float *largest;
+} Before;
+
+AVX2 INLINE void normalise(const Before *job, const float *x, float *y) {
+    int64_t width = job->width;
+    f8 sum = _mm256_setzero_ps(), squares = _mm256_setzero_ps();
+    float mean = 0;
+    if (job->norm_bias) {
+        for (int64_t i = 0; i < width; i += 8) sum = _mm256_add_ps(sum, _mm256_loadu_ps(x + i));
+        mean = sum_of(sum) / (float)width;
+    }
+    f8 centre = _mm256_set1_ps(mean);
+    for (int64_t i = 0; i < width; i += 8) {
+        f8 d = _mm256_sub_ps(_mm256_loadu_ps(x + i), centre);
+        squares = _mm256_fmadd_ps(d, d, squares);
+    }
+    f8 scale = _mm256_set1_ps(1.0f / sqrtf(sum_of(squares) / (float)width + job->eps));
+    for (int64_t i = 0; i < width; i += 8) {
+        f8 d = _mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(x + i), centre), scale);
+        f8 offset = job->norm_bias ? _mm256_loadu_ps(job->norm_bias + i) : _mm256_setzero_ps();
+        _mm256_storeu_ps(y + i, _mm256_fmadd_ps(d, _mm256_loadu_ps(job->norm_weight + i), offset));
+    }
+}
+
+/* Multiply `size` numbers (8 or more, a power of two) by Sylvester's matrix of 1 and -1. */
+AVX2 INLINE void rotate(float *x, int64_t size) {
+    const f8 odd = _mm256_setr_ps(0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f);
+    const f8 second = _mm256_setr_ps(0.0f, 0.0f, -0.0f, -0.0f, 0.0f, 0.0f, -0.0f, -0.0f);
+    const f8 upper = _mm256_setr_ps(0.0f, 0.0f, 0.0f, 0.0f, -0.0f, -0.0f, -0.0f, -0.0f);
+    for (int64_t i = 0; i < size; i += 8) {
+        f8 v = _mm256_loadu_ps(x + i);
+        v = _mm256_add_ps(_mm256_permute_ps(v, 0xb1), _mm256_xor_ps(v, odd));
+        v = _mm256_add_ps(_mm256_permute_ps(v, 0x4e), _mm256_xor_ps(v, second));
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_permute2f128_ps(v, v, 1), _mm256_xor_ps(v, upper)));
+    }
+    for (int64_t half = 8; half < size; half *= 2)
+        for (int64_t start = 0; start < size; start += 2 * half)
+            for (int64_t i = start; i < start + half; i += 8) {
+                f8 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + half);
+                _mm256_storeu_ps(x + i, _mm256_add_ps(a, b));
+                _mm256_storeu_ps(x + i + half, _mm256_sub_ps(a, b));
+            }
+}
+
+AVX2 static void before(const void *arg, int64_t first, int64_t last) {
+    const Before *job = arg;
+    int64_t width = job->width;
+    float *y = malloc(sizeof(float) * width);
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    /* As FBGEMM rounds: x / largest * steps + shift in one fused operation, to the nearest integer, ties to even. */
+    f8 steps = _mm256_set1_ps(1.0f / (float)(1.0 / job->max_code)), shift = _mm256_set1_ps(job->max_code + 1);
+    for (int64_t row = first; row < last; row++) {
+        const float *x = job->x + row * width;
+        if (job->norm_weight) normalise(job, x, y);
+        else memcpy(y, x, sizeof(float) * width);
+        __m256i most = _mm256_setzero_si256(); /* NaN is the largest integer, and stays */
+        for (int64_t i = 0; i < width; i += job->block > 1 ? job->block : width) {
+            int64_t size = job->block > 1 ? job->block : width;
+            if (job->block > 1) rotate(y + i, size);
+            for (int64_t j = i; j < i + size; j += 8)
+                most = _mm256_max_epi32(most, _mm256_and_si256(LOAD256(y + j), magnitude));
+        }
+        __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+        half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+        half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+        float largest = _mm_cvtss_f32(_mm_castsi128_ps(half));
+        job->largest[row] = largest;
+        f8 divisor = _mm256_set1_ps(largest);
+        for (int64_t i = 0; i < width; i += 32) {
+            __m256i part[4];
+            for (int j = 0; j < 4; j++) {
+                f8 v = _mm256_div_ps(_mm256_loadu_ps(y + i + 8 * j), divisor);
+                part[j] = _mm256_cvtps_epi32(_mm256_fmadd_ps(v, steps, shift));
+                part[j] = _mm256_and_si256(part[j], _mm256_set1_epi32(255));
+            }
+            part[0] = _mm256_packus_epi32(part[0], part[1]);
+            part[2] = _mm256_packus_epi32(part[2], part[3]);
+            __m256i bytes = _mm256_packus_epi16(part[0], part[2]);
+            bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            _mm256_storeu_si256((__m256i *)(job->codes + row * width + i), bytes);
+        }
+    }
+    free(y);
+}
+
+/* --- after a product: scale of the row, bias, activation, residual ------------------------------------------------ */
+enum { PLAIN, GELU_TANH, SILU };
+typedef struct {
+    const float *y; /* [rows, outs]: sums times the weight's scales */
+    int64_t outs;   /* of the product; a gated result is half as wide */
+    const float *largest, *bias, *residual;
+    float *out;
+    int activation, gated;
+} After;
+
+AVX2 INLINE f8 activated(f8 x, int activation) {
+    if (activation == PLAIN) return x;
+    f8 z = x;
+    if (activation == GELU_TANH) {
+        f8 linear = _mm256_set1_ps(1.59576912f);
+        z = _mm256_mul_ps(x, _mm256_fmadd_ps(_mm256_set1_ps(0.0713548163f), _mm256_mul_ps(x, x), linear));
+    }
+    f8 one = _mm256_set1_ps(1.0f);
+    return _mm256_div_ps(x, _mm256_add_ps(one, exp_of(_mm256_sub_ps(_mm256_setzero_ps(), z))));
+}
+
+/* The first `count` of 8 numbers, which the array may end with. */
+AVX2 INLINE f8 load(const float *x, int64_t count) {
+    if (count >= 8) return _mm256_loadu_ps(x);
+    float some[8] = {0};
+    memcpy(some, x, sizeof(float) * count);
+    return _mm256_loadu_ps(some);
+}
+
+AVX2 INLINE f8 scaled(const After *job, const float *y, f8 largest, int64_t at, int64_t left) {
+    f8 value = _mm256_mul_ps(load(y, left), largest);
+    return job->bias ? _mm256_add_ps(value, load(job->bias + at, left)) : value;
+}
+
+/* Outputs [first, last) of one row. y, up: where its sums of `first` are, and those of the second half if gated. */
+AVX2 INLINE void after_row(const After *job, int64_t row, const float *y, const float *up, int64_t first,
+                           int64_t last) {
+    int64_t width = job->gated ? job->outs / 2 : job->outs;
+    f8 largest = _mm256_set1_ps(job->largest ? job->largest[row] : 1.0f);
+    for (int64_t i = first; i < last; i += 8) {
+        int64_t left = last - i;
+        f8 value = activated(scaled(job, y + i - first, largest, i, left), job->activation);
+        if (job->gated) value = _mm256_mul_ps(value, scaled(job, up + i - first, largest, width + i, left));
+        if (job->residual) value = _mm256_add_ps(value, load(job->residual + row * width + i, left));
+        if (left >= 8) {
+            _mm256_storeu_ps(job->out + row * width + i, value);
+            continue;
+        }
+        float some[8];
+        _mm256_storeu_ps(some, value);
+        memcpy(job->out + row * width + i, some, sizeof(float) * left);
+    }
+}
+
+AVX2 static void after(const void *arg, int64_t first, int64_t last) {
+    const After *job = arg;
+    int64_t width = job->gated ? job->outs / 2 : job->outs;
+    for (int64_t row = first; row < last; row++) {
+        const float *y = job->y + row * job->outs;
+        after_row(job, row, y, y + width, 0, width);
+    }
+}
+
+/* --- products of codes -------------------------------------------------------------------------------------------- */
+enum { OUTS = 4, COLUMNS = 64, PIECE = 32 }; /* PIECE: outputs of a worker at once */
+typedef struct {
+    int64_t outs, width, block;
+    float max_code;
+    const int8_t *codes;   /* [outs / OUTS, width / COLUMNS, OUTS, COLUMNS], outs rounded up */
+    const float *scales;   /* [outs]: of sums, for inputs up to 1 */
+    const int32_t *shifts; /* [outs]: what the shift of inputs adds to each sum */
+    const float *bias;
+    int activation, gated;
+    int64_t threads;
+} Weight;
+
+typedef struct {
+    const Weight *weight;
+    const uint8_t *codes;
+    int64_t rows;
+    After after;
+} Product;
+
+typedef void (*Sums)(const uint8_t *x, int64_t rows, const int8_t *w, int64_t width, int64_t outs, int32_t *sums);
+
+AVX2 INLINE __m256i multiply_avx2(__m256i sum, __m256i x, __m256i w) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
+}
+AVX2 INLINE void totals_avx2(const __m256i *x, int32_t *sums) {
+    __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0], x[1]), _mm256_hadd_epi32(x[2], x[3]));
+    __m128i all = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    _mm_storeu_si128((__m128i *)sums, all);
+}
+
+/* sums[row * PIECE + out] = x[row] . w[out], in tiles of a few rows and OUTS outputs whose sums stay in registers. */
+#define DEFINE_SUMS(NAME, TARGET, VECTOR, BYTES, LOAD, ZERO, MULTIPLY, TOTALS, ROWS)                                   \
+    __attribute__((target(TARGET))) INLINE void tile_##NAME(const uint8_t *x, const int rows, const int8_t *w,         \
+                                                            int64_t width, int32_t *sums) {                            \
+        VECTOR sum[4][OUTS];                                                                                           \
+        for (int r = 0; r < rows; r++)                                                                                 \
+            for (int o = 0; o < OUTS; o++) sum[r][o] = ZERO();                                                         \
+        for (int64_t i = 0; i < width; i += COLUMNS, w += OUTS * COLUMNS)                                              \
+            for (int o = 0; o < OUTS; o++)                                                                             \
+                for (int j = 0; j < COLUMNS; j += BYTES) {                                                             \
+                    VECTOR part = LOAD(w + o * COLUMNS + j);                                                           \
+                    for (int r = 0; r < rows; r++)                                                                     \
+                        sum[r][o] = MULTIPLY(sum[r][o], LOAD(x + r * width + i + j), part);                            \
+                }                                                                                                      \
+        for (int r = 0; r < rows; r++) TOTALS(sum[r], sums + r * PIECE);                                               \
+    }                                                                                                                  \
+    __attribute__((target(TARGET))) static void sums_##NAME(const uint8_t *x, int64_t rows, const int8_t *w,           \
+                                                            int64_t width, int64_t outs, int32_t *sums) {              \
+        for (int64_t o = 0; o < outs; o += OUTS)                                                                       \
+            for (int64_t r = 0; r < rows;) {                                                                           \
+                const uint8_t *from = x + r * width;                                                                   \
+                int32_t *to = sums + r * PIECE + o;                                                                    \
+                if (rows - r >= ROWS) tile_##NAME(from, ROWS, w + o * width, width, to), r += ROWS;                    \
+                else tile_##NAME(from, 1, w + o * width, width, to), r++;                                              \
+            }                                                                                                          \
+    }
+
+DEFINE_SUMS(avx2, "avx2,fma", __m256i, 32, LOAD256, _mm256_setzero_si256, multiply_avx2, totals_avx2, 2)
+#define DPBUSD512(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
+__attribute__((target("avx512f,avx2,fma"))) INLINE void totals_avx512(const __m512i *x, int32_t *sums) {
+    __m256i half[OUTS];
+    for (int o = 0; o < OUTS; o++)
+        half[o] = _mm256_add_epi32(_mm512_castsi512_si256(x[o]), _mm512_extracti64x4_epi64(x[o], 1));
+    totals_avx2(half, sums);
+}
+DEFINE_SUMS(avx512, "avx512f,avx512bw,avx512vnni,avx2,fma", __m512i, 64, LOAD512, _mm512_setzero_si512, DPBUSD512,
+            totals_avx512, 4)
+#if __GNUC__ >= 11 || defined(__clang__)
+#define DPBUSD256(sum, x, w) _mm256_dpbusd_avx_epi32(sum, x, w)
+DEFINE_SUMS(avxvnni, "avx2,fma,avxvnni", __m256i, 32, LOAD256, _mm256_setzero_si256, DPBUSD256, totals_avx2, 2)
+#endif
+
+static Sums sums_of;
+
+
+enum { ROWS_AT_ONCE = 32 };
+
+/* Pieces [first, last) of PIECE outputs each, of all rows. */
+AVX2 static void multiply(const void *arg, int64_t first, int64_t last) {
+    const Product *job = arg;
+    const Weight *weight = job->weight;
+    int64_t width = weight->gated ? weight->outs / 2 : weight->outs;
+    int32_t sums[ROWS_AT_ONCE * PIECE];
+    float y[2][ROWS_AT_ONCE * PIECE];
+    for (int64_t start = first * PIECE; start < last * PIECE && start < width; start += PIECE) {
+        int64_t count = width - start < PIECE ? width - start : PIECE;
+        for (int64_t row = 0; row < job->rows; row += ROWS_AT_ONCE) {
+            int64_t rows = job->rows - row < ROWS_AT_ONCE ? job->rows - row : ROWS_AT_ONCE;
+            for (int half = 0; half <= weight->gated; half++) {
+                int64_t out = start + half * width;
+                const uint8_t *x = job->codes + row * weight->width;
+                sums_of(x, rows, weight->codes + out * weight->width, weight->width, count, sums);
+                for (int64_t r = 0; r < rows; r++)
+                    for (int64_t o = 0; o < count; o++) {
+                        int32_t sum = sums[r * PIECE + o] - weight->shifts[out + o];
+                        y[half][r * PIECE + o] = (float)sum * weight->scales[out + o];
+                    }
+            }
+            for (int64_t r = 0; r < rows; r++)
+                after_row(&job->after, row + r, y[0] + r * PIECE, y[1] + r * PIECE, start, start + count);
+        }
+    }
+}
+
+/* --- attention of rows with one query each ------------------------------------------------------------------------ */
+enum { KEYS = 64, MAX_GROUP = 64 };
+typedef struct {
+    const float *q;
+    int64_t q_stride, heads, kv_heads, dim;
+    const float *store; /* [rows, kv_heads * dim] */
+    const int32_t *tables, *table_rows, *contexts;
+    int64_t table_width, block_size, block_rows, plane; /* plane: a block's first row of K; V's follow K's */
+    int64_t window, skips_first;
+    float scale;
+    float *out;
+} Attention;
+
+AVX2 INLINE void attend_keys(const Attention *job, const float **keys, const float **values, int64_t count,
+                             const float *q, float *out, float *most, float *total) {
+    float scores[KEYS];
+    float high = *most;
+    int64_t dim = job->dim;
+    for (int64_t t = 0; t < count; t++) {
+        f8 sum = _mm256_setzero_ps();
+        for (int64_t d = 0; d < dim; d += 8)
+            sum = _mm256_fmadd_ps(_mm256_loadu_ps(q + d), _mm256_loadu_ps(keys[t] + d), sum);
+        scores[t] = sum_of(sum) * job->scale;
+        if (!(scores[t] <= high)) high = scores[t]; /* NaN too */
+    }
+    for (int64_t t = count; t < (count + 7) / 8 * 8; t++) scores[t] = -INFINITY;
+    f8 sum = _mm256_setzero_ps(), top = _mm256_set1_ps(high);
+    for (int64_t t = 0; t < count; t += 8) {
+        f8 p = exp_of(_mm256_sub_ps(_mm256_loadu_ps(scores + t), top));
+        _mm256_storeu_ps(scores + t, p);
+        if (t + 8 > count) p = load(scores + t, count - t);
+        sum = _mm256_add_ps(sum, p);
+    }
+    int started = *most != -INFINITY;
+    float shrink = started ? expf(*most - high) : 0;
+    *total = *total * shrink + sum_of(sum);
+    *most = high;
+    for (int64_t d = 0; d < dim; d += 8) {
+        f8 part = _mm256_setzero_ps();
+        if (started) part = _mm256_mul_ps(_mm256_loadu_ps(out + d), _mm256_set1_ps(shrink));
+        for (int64_t t = 0; t < count; t++)
+            part = _mm256_fmadd_ps(_mm256_set1_ps(scores[t]), _mm256_loadu_ps(values[t] + d), part);
+        _mm256_storeu_ps(out + d, part);
+    }
+}
+
+/* Pairs [first, last) of a row and a KV head. */
+AVX2 static void attend(const void *arg, int64_t first, int64_t last) {
+    const Attention *job = arg;
+    int64_t dim = job->dim, group = job->heads / job->kv_heads, stride = job->kv_heads * dim;
+    for (int64_t pair = first; pair < last; pair++) {
+        int64_t row = pair / job->kv_heads, head = pair % job->kv_heads;
+        const int32_t *table = job->tables + job->table_rows[row] * job->table_width;
+        int64_t end = job->contexts[row], begin = job->window && end > job->window ? end - job->window : 0;
+        if (job->skips_first && end > 1 && begin == 0) begin = 1;
+        const float *q = job->q + row * job->q_stride + head * group * dim;
+        float *out = job->out + (row * job->heads + head * group) * dim;
+        float most[MAX_GROUP], total[MAX_GROUP];
+        for (int64_t g = 0; g < group; g++) most[g] = -INFINITY, total[g] = 0;
+        for (int64_t start = begin; start < end; start += KEYS) {
+            const float *keys[KEYS], *values[KEYS];
+            int64_t count = end - start < KEYS ? end - start : KEYS;
+            for (int64_t t = 0; t < count; t++) {
+                int64_t at = start + t;
+                int64_t line = table[at / job->block_size] * job->block_rows + job->plane + at % job->block_size;
+                keys[t] = job->store + line * stride + head * dim;
+                values[t] = keys[t] + job->block_size * stride;
+            }
+            for (int64_t g = 0; g < group; g++)
+                attend_keys(job, keys, values, count, q + g * dim, out + g * dim, most + g, total + g);
+        }
+        for (int64_t g = 0; g < group; g++)
+            for (int64_t d = 0; d < dim; d += 8) {
+                f8 part = _mm256_div_ps(_mm256_loadu_ps(out + g * dim + d), _mm256_set1_ps(total[g]));
+                _mm256_storeu_ps(out + g * dim + d, part);
+            }
+    }
+}
+
+/* --- Python ------------------------------------------------------------------------------------------------------- */
+static int read_numbers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int64_t *numbers) {
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, given);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < given; i++) {
+        if (PyFloat_Check(args[i])) { /* its bits: see as_float */
+            double value = PyFloat_AsDouble(args[i]);
+            memcpy(numbers + i, &value, sizeof value);
+        } else if ((numbers[i] = PyLong_AsLongLong(args[i])) == -1 && PyErr_Occurred()) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static float as_float(int64_t number) {
+    double value;
+    memcpy(&value, &number, sizeof value);
+    return (float)value;
+}
+
+/* Costs in products of codes: of work on one number of a row, and of reading a code. */
+enum { ROW_COST = 16, READ_COST = 4 };
+#define POINTER(i) ((void *)(intptr_t)n[i])
+
+static void free_weight(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, "weight")); }
+
+static PyObject *new_weight(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[11];
+    (void)self;
+    if (!read_numbers(args, given, 11, n)) return NULL;
+    Weight *weight = malloc(sizeof *weight);
+    if (!weight) return PyErr_NoMemory();
+    *weight = (Weight){.outs = n[0], .width = n[1], .block = n[2], .max_code = (float)n[3], .codes = POINTER(4),
+                       .scales = POINTER(5), .shifts = POINTER(6), .bias = POINTER(7), .activation = (int)n[8],
+                       .gated = (int)n[9], .threads = n[10]};
+    return PyCapsule_New(weight, "weight", free_weight);
+}
+
+static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[7];
+    (void)self;
+    if (given != 8) return PyErr_Format(PyExc_TypeError, "expected 8 arguments, got %zd", given);
+    const Weight *weight = PyCapsule_GetPointer(args[0], "weight");
+    if (!weight || !read_numbers(args + 1, given - 1, 7, n)) return NULL;
+    int64_t rows = n[0], width = weight->gated ? weight->outs / 2 : weight->outs;
+    uint8_t *codes = malloc(rows * weight->width + rows * sizeof(float) + 1);
+    if (!codes) return PyErr_NoMemory();
+    float *largest = (float *)(codes + rows * weight->width);
+    Before prepared = {.x = POINTER(1), .norm_weight = POINTER(4), .norm_bias = POINTER(5), .eps = as_float(n[6]),
+                       .width = weight->width, .block = weight->block, .max_code = weight->max_code, .codes = codes,
+                       .largest = largest};
+    Product product = {.weight = weight, .codes = codes, .rows = rows,
+                       .after = {.outs = weight->outs, .largest = largest, .bias = weight->bias, .residual = POINTER(2),
+                                 .out = POINTER(3), .activation = weight->activation, .gated = weight->gated}};
+    Py_BEGIN_ALLOW_THREADS
+    share(before, &prepared, rows, 1, weight->threads, rows * weight->width * ROW_COST);
+    int64_t cost = (rows + READ_COST) * weight->outs * weight->width;
+    share(multiply, &product, (width + PIECE - 1) / PIECE, 1, weight->threads, cost);
+    Py_END_ALLOW_THREADS
+    free(codes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *prepare(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[11];
+    (void)self;
+    if (!read_numbers(args, given, 11, n)) return NULL;
+    Before job = {.x = POINTER(0), .width = n[2], .block = n[3], .norm_weight = POINTER(4), .norm_bias = POINTER(5),
+                  .eps = as_float(n[6]), .max_code = (float)n[7], .codes = POINTER(8), .largest = POINTER(9)};
+    Py_BEGIN_ALLOW_THREADS
+    share(before, &job, n[1], 1, n[10], n[1] * n[2] * ROW_COST);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *finish(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[10];
+    (void)self;
+    if (!read_numbers(args, given, 10, n)) return NULL;
+    After job = {.y = POINTER(0), .outs = n[2], .largest = POINTER(3), .bias = POINTER(4), .activation = (int)n[5],
+                 .gated = (int)n[6], .residual = POINTER(7), .out = POINTER(8)};
+    Py_BEGIN_ALLOW_THREADS
+    share(after, &job, n[1], 1, n[9], n[1] * n[2] * ROW_COST);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *store(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[11];
+    (void)self;
+    if (!read_numbers(args, given, 11, n)) return NULL;
+    const float *k = POINTER(1), *v = POINTER(3);
+    const int64_t *slots = POINTER(5);
+    float *rows = POINTER(6);
+    int64_t width = n[7], block_size = n[8], block_rows = n[9], plane = n[10];
+    for (int64_t i = 0; i < n[0]; i++) {
+        if (slots[i] < 0) continue;
+        float *to = rows + (slots[i] / block_size * block_rows + plane + slots[i] % block_size) * width;
+        memcpy(to, k + i * n[2], sizeof(float) * width);
+        memcpy(to + block_size * width, v + i * n[4], sizeof(float) * width);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *decode(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    int64_t n[20];
+    (void)self;
+    if (!read_numbers(args, given, 20, n)) return NULL;
+    Attention job = {.q = POINTER(1), .q_stride = n[2], .heads = n[3], .kv_heads = n[4], .dim = n[5],
+                     .store = POINTER(6), .tables = POINTER(7), .table_width = n[8], .table_rows = POINTER(9), .contexts = POINTER(10),
+                     .block_size = n[11], .block_rows = n[12], .plane = n[13], .window = n[14], .skips_first = n[15],
+                     .scale = as_float(n[16]), .out = POINTER(17)};
+    Py_BEGIN_ALLOW_THREADS
+    share(attend, &job, n[0] * job.kv_heads, 1, n[18], n[19] * job.heads * job.dim * ROW_COST);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static const char *choose_sums(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NULL;
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni")) {
+        sums_of = sums_avx512;
+        return "AVX-512 VNNI";
+    }
+#if __GNUC__ >= 11 && !defined(__clang__)
+    if (__builtin_cpu_supports("avxvnni")) {
+        sums_of = sums_avxvnni;
+        return "AVX-VNNI";
+    }
+#endif
+    sums_of = sums_avx2;
+    return "AVX2";
+}
+
+static PyMethodDef functions[] = {
+    {"weight", (PyCFunction)(void (*)(void))new_weight, METH_FASTCALL, NULL},
+    {"linear", (PyCFunction)(void (*)(void))linear, METH_FASTCALL, NULL},
+    {"prepare", (PyCFunction)(void (*)(void))prepare, METH_FASTCALL, NULL},
+    {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL, NULL},
+    {"finish", (PyCFunction)(void (*)(void))finish, METH_FASTCALL, NULL},
+    {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+#else
+static PyMethodDef functions[] = {{NULL, NULL, 0, NULL}};
+static const char *choose_sums(void) { return NULL; }
+static void forget_workers(void) {}
+#define pthread_atfork(before, parent, child) (void)(child)
+#endif
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_rows", .m_size = -1, .m_methods = functions};
+
+PyMODINIT_FUNC PyInit__rows(void) {
+    const char *instructions = choose_sums();
+    if (!instructions) {
+        PyErr_SetString(PyExc_ImportError, "the CPU lacks AVX2");
+        return NULL;
+    }
+    pthread_atfork(NULL, NULL, forget_workers);
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddStringConstant(made, "INSTRUCTIONS", instructions)) return NULL;
+    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 1)) return NULL; /* of arguments: see native.py */
+    return made;
+}
