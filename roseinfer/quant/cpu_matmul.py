@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.common.clamped_swish import clamped_swish
+from roseinfer.kernels.cpu import native
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 
 # Rows that the packed layout is tuned for. One layout serves all numbers of rows: from 1 to 512 it is within a few
@@ -27,6 +28,9 @@ _POINTWISE = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu"
 
 
 def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
+    """Return the epilogue of x [T, N], which may overwrite x."""
+    if x.dtype is torch.float32 and x.device.type == "cpu" and native.activates(x, epilogue.activation):
+        return native.activate(x, epilogue.activation, gated=epilogue.gated)
     if epilogue.gated:
         gate, up = x.chunk(2, -1)
         if epilogue.activation == "clamped_swish":

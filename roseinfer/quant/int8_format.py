@@ -6,10 +6,20 @@ import torch
 
 from roseinfer.core.memory import available_memory_bytes
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, WeightPiece, WeightSource
+from roseinfer.quant.base import (
+    NO_EPILOGUE,
+    Epilogue,
+    ExpertNames,
+    Experts,
+    ExpertShape,
+    Matmul,
+    WeightPiece,
+    WeightSource,
+)
 from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.int8_matmul import Int8Matmul
-from roseinfer.quant.int8_product import activation_codes, has_fast_onednn, head_product, layer_product
+from roseinfer.quant.int8_product import activation_codes, has_fast_onednn, head_product, layer_product, many_product
+from roseinfer.quant.int8_rows import Int8RowsMatmul, runs_natively
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.plain import read_bias
 from roseinfer.quant.rotation import Rotation
@@ -38,8 +48,10 @@ class Int8Format:
             source.read(f"{piece.name}.weight", wide, shard=(piece.outs, piece.ins), transposed=piece.transposed)
             part.round(rotation.of_weight(wide.to(torch.float32)))
             start += piece.outs.width
-        product = layer_product(weight, both=self._memory.has_room(weight))
-        return Int8Matmul(product, read_bias(source, pieces), epilogue, rotation)
+        bias, both = read_bias(source, pieces), self._memory.has_room(weight)
+        if runs_natively(weight):
+            return Int8RowsMatmul(weight, bias, epilogue, rotation, *many_product(weight, both=both))
+        return Int8Matmul(layer_product(weight, both=both), bias, epilogue, rotation)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         return load_sequential_experts(self, source, shape, share, names)
@@ -80,4 +92,7 @@ class Int8Table:
         for start in range(0, rows, _HEAD_ROWS):
             some = slice(start, start + _HEAD_ROWS)
             weight.part(some).round(rotation.of_weight(self._weight.part(some).widen(torch.float32)))
-        return Int8Matmul(head_product(weight, both=self._memory.has_room(weight)), None, rotation=rotation)
+        both = self._memory.has_room(weight)
+        if runs_natively(weight):
+            return Int8RowsMatmul(weight, None, NO_EPILOGUE, rotation, *many_product(weight, both=both))
+        return Int8Matmul(head_product(weight, both=both), None, rotation=rotation)

@@ -86,10 +86,15 @@ class OnednnProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         largest = x.abs().amax(1, keepdim=True)
         shifted = torch.add(_SHIFT, x / largest, alpha=_STEPS_IN_ONE).add_(_WHOLE)
-        codes = shifted.view(torch.int32).to(torch.uint8)
+        return self.of_codes(shifted.view(torch.int32).to(torch.uint8)).mul_(largest)
+
+    def of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the product [T, N] float32 of rows with a largest magnitude of 1, given as codes [T, K] uint8 that are
+        shifted by 128.
+        """
         weight = (self._packed, self._scales, self._zeros, None)
         result: torch.Tensor = self._multiply(codes, 1.0, MAX_CODE + 1, *weight, 1.0, 0, torch.float32, "none", [], "")
-        return result.mul_(largest)
+        return result
 
 
 class BothProducts:
@@ -116,6 +121,11 @@ def head_product(weight: Int8Weight, *, both: bool) -> Int8Product:
     if not has_fast_onednn():
         return FbgemmProduct(weight)
     return BothProducts(weight, _MIN_HEAD_ROWS) if both else OnednnProduct(weight)
+
+
+def many_product(weight: Int8Weight, *, both: bool) -> tuple[OnednnProduct | None, int]:
+    """Return oneDNN's product, None unless `both` is set and the CPU gains from it, and its fewest rows."""
+    return (OnednnProduct(weight) if both and has_fast_onednn() else None), _MIN_ONEDNN_ROWS
 
 
 def unsupported_reason() -> str | None:

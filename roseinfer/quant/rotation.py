@@ -21,21 +21,21 @@ class Rotation:
     """Rotation of inputs of width K. Blocks are the largest power of two that divides it, up to 128."""
 
     def __init__(self, width: int) -> None:
-        self._block = min(width & -width, _MAX_BLOCK)
-        self._matrix, self._multiply = _of_block(self._block)
+        self.block = min(width & -width, _MAX_BLOCK)
+        self._matrix, self._multiply = _of_block(self.block)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [T, K] float32 rotated, and sqrt(block) times as large."""
-        if self._block == 1:
+        if self.block == 1:
             return x
-        return self._multiply(x.reshape(-1, self._block)).view(x.shape)
+        return self._multiply(x.reshape(-1, self.block)).view(x.shape)
 
     def of_weight(self, weight: torch.Tensor) -> torch.Tensor:
         """Rotate a weight [N, K] float32 to multiply rotated inputs by, and scale it down by as much as these are
         larger.
         """
-        turned = weight.reshape(-1, self._block) @ self._matrix
-        return turned.div_(self._block).view(weight.shape)
+        turned = weight.reshape(-1, self.block) @ self._matrix
+        return turned.div_(self.block).view(weight.shape)
 
 
 @cache
