@@ -63,7 +63,7 @@ def judge(facts: Facts) -> list[Check]:
     """Return all checks in display order."""
     checks = [*_system(facts), _python(facts), *_packages(facts), _torch(facts.torch)]
     if facts.torch.error is None:
-        checks += [_device(facts), *_generation(facts.torch), *_kernels(facts)]
+        checks += [_device(facts), *_cpu_functions(facts.torch), *_generation(facts.torch), *_kernels(facts)]
     checks += [_cores(facts), _memory(facts), _files(facts), _temporary(facts), *_port(facts), *_extras(facts)]
     if facts.model is not None:
         checks.append(_model(facts.model, facts))
@@ -126,6 +126,13 @@ def _device(facts: Facts) -> Check:
         reason = torch.gpu_error or "PyTorch does not find it"
         return warning("device", f"{cpu}; there is an NVIDIA GPU, but {reason}", _GPU_ADVICE)
     return ok("device", f"{cpu}; no GPU")
+
+
+def _cpu_functions(torch: Torch) -> Iterator[Check]:
+    """Return a check of the compiled functions, which only CPUs use."""
+    if not torch.gpus:
+        found = f"with {torch.cpu_functions}" if torch.cpu_functions else "none; int8 and few streams are slower"
+        yield ok("CPU functions", found)
 
 
 def _generation(torch: Torch) -> Iterator[Check]:

@@ -14,9 +14,12 @@ MAX_REPEATS = 4
 def main() -> None:
     import torch
 
+    from roseinfer.kernels.cpu import native
+
     said: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
     said["threads"] = torch.get_num_threads()
     said["cpu_gflops"] = _cpu_gflops()
+    said["cpu_functions"] = native.instructions()
     said["triton"] = _triton()
     if torch.version.cuda is not None:
         said |= _gpus()

@@ -33,7 +33,8 @@ class Torch:
     """Report of PyTorch, asked in a separate process.
 
     `error`: why it could not be asked. `gpu_error`: why existing GPUs cannot be used. `kernel_error`: one of our Triton
-    kernels does not run. `cpu_gflops`: speed of a float32 product on all cores.
+    kernels does not run. `cpu_gflops`: speed of a float32 product on all cores. `cpu_functions`: instructions that
+    the compiled functions for CPUs use, None without these.
     """
 
     version: str = ""
@@ -46,6 +47,7 @@ class Torch:
     kernel_error: str | None = None
     threads: int = 0
     cpu_gflops: float = 0.0
+    cpu_functions: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
