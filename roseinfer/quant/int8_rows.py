@@ -2,20 +2,39 @@
 
 from collections.abc import Callable
 from copy import copy
+from functools import cache
 
 import torch
 
 from roseinfer.kernels.cpu import native
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import activate
-from roseinfer.quant.int8_product import OnednnProduct, activation_codes
+from roseinfer.quant.int8_product import OnednnProduct, activation_codes, is_exact
 from roseinfer.quant.int8_weight import Int8Weight
 from roseinfer.quant.rotation import Rotation
 
 
 def runs_natively(weight: Int8Weight) -> bool:
-    """Return True if the compiled functions are there and take a weight of this shape."""
-    return native.instructions() is not None and weight.codes.shape[1] % native.MULTIPLE_COLUMNS == 0
+    """Return True if the compiled functions are there, and take a weight of this shape."""
+    return _is_exact_here() and weight.codes.shape[1] % native.MULTIPLE_COLUMNS == 0
+
+
+@cache
+def _is_exact_here() -> bool:
+    """Return True if the compiled products are there and exact on this CPU, by whatever instructions."""
+    return native.instructions() is not None and is_exact(_Product, activation_codes())
+
+
+class _Product:
+    """`Int8Product` by compiled functions."""
+
+    def __init__(self, weight: Int8Weight) -> None:
+        self._rows = native.Int8Rows(weight.codes, weight.scales, None, block=1, max_code=activation_codes(), threads=1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty(x.shape[0], self._rows.out_width)
+        self._rows(x, None, result, None)
+        return result
 
 
 class Int8RowsMatmul:
