@@ -14,10 +14,9 @@ from roseinfer.adapters.slots import LayerSlots
 from roseinfer.adapters.step import StepAdapters
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_rows_expanded
-from roseinfer.kernels.lora.shrink import shrink
 from roseinfer.kernels.lora.shrink_tiles import TileSums
-from roseinfer.kernels.lora.slots import SlotMatrices, SlotSums, multiple_of, starts_of
-from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue, Matmul, Norm, Pair
+from roseinfer.kernels.lora.slots import SlotMatrices, SlotRows, multiple_of, starts_of
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm, Pair
 from roseinfer.quant.cuda_matmul import CudaMatmul
 from roseinfer.quant.cuda_rows import finish
 from roseinfer.quant.fp8_matmul import Fp8Matmul
@@ -44,8 +43,9 @@ class CudaAdaptedMatmul:
     def matrices(self) -> SlotMatrices:
         slots = self.slots
         starts = starts_of(slots.bounds, slots.rank, slots.a.device)
-        multiple = multiple_of(slots.bounds)
-        return SlotMatrices(slots.a, slots.b, slots.ranks, starts, len(slots.bounds) - 1, slots.rank, multiple)
+        arrived = torch.zeros(1, dtype=torch.int32, device=slots.a.device)
+        modules, multiple = len(slots.bounds) - 1, multiple_of(slots.bounds)
+        return SlotMatrices(slots.a, slots.b, slots.ranks, starts, arrived, modules, slots.rank, multiple)
 
     def bare(self) -> "CudaAdaptedMatmul":
         made = CudaAdaptedMatmul(self.base.bare(), NO_EPILOGUE, self.step, self.many_sums)
@@ -59,7 +59,7 @@ class CudaAdaptedMatmul:
         if rows is None:
             return self.base(x, residual, out)
         if self.base.few.pays(len(x)):
-            return self.base.few(x, residual=residual, out=out, delta=self.sums(rows, x))
+            return self.base.few(x, residual=residual, out=out, delta=SlotRows(rows.of_tokens, self.matrices))
         return self.many(x, None, residual, out)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -67,9 +67,7 @@ class CudaAdaptedMatmul:
         if rows is None:
             return self.base.after(norm, x, out)
         if self.base.few.pays(len(x)):
-            fused = norm.bias is None
-            sums = self.sums(rows, x, norm) if fused else self.sums(rows, norm(x))
-            return self.base.few(x, norm=norm, out=out, delta=sums)
+            return self.base.few(x, norm=norm, out=out, delta=SlotRows(rows.of_tokens, self.matrices))
         return self.many(x, norm, None, out)
 
     def paired(self, second: Matmul) -> Pair | None:
@@ -80,13 +78,6 @@ class CudaAdaptedMatmul:
             return None
         assert isinstance(second.base, Fp8Matmul)
         return _CudaAdaptedPair(self, self.base, second, second.base, pair)
-
-    # Steps of a product with adapters
-    def sums(self, rows: AdapterRows, x: torch.Tensor, norm: Norm | None = None) -> SlotSums:
-        """Return few rows, or an RMSNorm of them, times A of each row's adapter."""
-        if norm is None:
-            return shrink(x, rows.of_tokens, self.matrices)
-        return shrink(x, rows.of_tokens, self.matrices, norm=norm.weight, eps=norm.eps)
 
     def many(
         self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, out: torch.Tensor | None

@@ -10,7 +10,7 @@ from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.int4_linear import int4_linear
 from roseinfer.kernels.linear.int4_linear import pays as int4_pays
 from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
-from roseinfer.kernels.lora.slots import SlotSums
+from roseinfer.kernels.lora.slots import SlotRows
 from roseinfer.quant.base import Epilogue, Norm
 
 
@@ -59,14 +59,16 @@ class SkinnyMatmul:
         norm: Norm | None = None,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
-        delta: SlotSums | None = None,
+        delta: SlotRows | None = None,
     ) -> torch.Tensor:
         """Return epilogue(norm(x) @ weight.T + bias) + residual [T, out], for x [T, in]; overwrites a residual.
 
-        delta: what adapters add before the epilogue.
+        delta: slots of rows, whose adapters change the outputs before the epilogue.
         """
         if self._inputs is not None:
-            x, norm = (x if norm is None else norm(x)).index_select(1, self._inputs), None
+            x, norm = (x.contiguous() if norm is None else norm(x)), None
+            delta = None if delta is None else delta._replace(inputs=x)
+            x = x.index_select(1, self._inputs)
         return self._linear(
             x,
             bias=self._bias,

@@ -59,7 +59,7 @@ OURS = {
     "experts": {"down_kernel", "gate_up_kernel"},
     "rows of experts": {"spread_kernel", "sum_kernel"},
     "states": {"delta_decode_kernel", "prepare_kernel", "scan_kernel", "solve_kernel", "window_kernel"},
-    "adapters": {"lora_expand_kernel", "lora_rows_kernel", "lora_tiles_kernel"},
+    "adapters": {"lora_expand_kernel", "lora_gated_kernel", "lora_tiles_kernel"},
     "between GPUs": {"push_blocks_kernel", "push_words_kernel"},
     "attention": {
         "_bulk_kernel",

@@ -47,13 +47,7 @@ def spread(scales, shape):
 
 def exact(x, weight, *, scales=None, bias=None, residual=None, norm=None, activation=None, gated=False):
     """Return the result in float64, with nothing rounded between the steps."""
-    wide = x.double()
-    if norm is not None:
-        if norm.bias is not None:
-            wide = wide - wide.mean(-1, keepdim=True)
-        wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
-        if norm.bias is not None:
-            wide = wide + norm.bias.double()
+    wide = exact_norm(x, norm)
     matrix = weight.double()
     if scales is not None:
         matrix = matrix * spread(scales, weight.shape).double()
@@ -69,6 +63,17 @@ def exact(x, weight, *, scales=None, bias=None, residual=None, norm=None, activa
     }[activation]
     y = act(gate) * up
     return y if residual is None else y + residual.double()
+
+
+def exact_norm(x, norm):
+    """Return x after the norm, or as it is without one, in float64."""
+    wide = x.double()
+    if norm is None:
+        return wide
+    if norm.bias is not None:
+        wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
+    return wide if norm.bias is None else wide + norm.bias.double()
 
 
 def assert_close(out, expected):

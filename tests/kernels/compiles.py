@@ -27,7 +27,6 @@ from roseinfer.kernels.linear.skinny_int4 import skinny_int4_kernel
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
 from roseinfer.kernels.lora.expand_tiles import lora_expand_kernel, lora_gated_kernel
-from roseinfer.kernels.lora.shrink import lora_rows_kernel
 from roseinfer.kernels.lora.shrink_tiles import lora_tiles_kernel
 from roseinfer.kernels.sampling import draft_chains
 from tests.helpers.skinny import CONFIGS
@@ -60,8 +59,9 @@ DELTA_STRIDES = (
     "num_rows",
 )
 # What a product of few rows adds for adapters.
-DELTA = dict.fromkeys(("slots_ptr", "ranks_ptr", "starts_ptr"), "*i32") | {"sums_ptr": "*fp32", "b_ptr": "*bf16"}
-SLOT_SIZES = {"RANK": 32, "R": 32, "COLUMNS": 96}
+DELTA = dict.fromkeys(("slots_ptr", "ranks_ptr", "starts_ptr", "arrived_ptr"), "*i32")
+DELTA |= {"sums_ptr": "*fp32", "lead_x_ptr": "*bf16", "a_ptr": "*bf16", "b_ptr": "*bf16"}
+SLOT_SIZES = {"RANK": 32, "R": 32, "PLACES": 32, "COLUMNS": 96, "LEAD": 2, "CHUNK": 64}
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
@@ -228,10 +228,8 @@ def read_lora(dtype, aligned, *, codes=False) -> None:
     sizes = SLOT_SIZES | {"K": 200, "OUT": 400, "SLOTS": 3, "SHARES": 2, "PARTS": 2, "AT_ONCE": 2, "GROUPED": codes}
     sizes |= {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 128, "BLOCK_R": 16, "BLOCK_C": 64, "STAGES": 3}
     sizes |= {"ALIGNED": aligned, "ACTIVATION": "silu", "PRECISION": "ieee", "OVERLAP": True}
-    pointers = DELTA | dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "norm_ptr", "y_ptr", "sums_ptr"), dtype)
-    pointers |= {"stride_y": "i32", "parts_ptr": "*fp32", "arrived_ptr": "*i32", "scales_ptr": "*fp32"}
-    read(lora_rows_kernel, sizes | {"BLOCK_C": 2}, pointers | {"out_ptr": "*fp32"})
-    read(lora_rows_kernel, sizes | {"BLOCK_C": 2, "norm_ptr": None}, pointers | {"out_ptr": "*fp32"})
+    pointers = DELTA | dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "y_ptr", "sums_ptr"), dtype)
+    pointers |= {"stride_y": "i32", "parts_ptr": "*fp32", "scales_ptr": "*fp32"}
     read(lora_expand_kernel, sizes, pointers)
     sizes |= {} if codes else {"scales_ptr": None}
     of_codes = {"x_ptr": "*fp8e4nv"} if codes else {}

@@ -31,8 +31,8 @@ from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
 from roseinfer.kernels.linear.skinny import SkinnyNorm, skinny_linear, supports
 from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_rows_expanded
-from roseinfer.kernels.lora.shrink import shrink
 from roseinfer.kernels.lora.shrink_tiles import MAX_SHARED_TILES, shrink_tiles
+from roseinfer.kernels.lora.slots import SlotRows
 from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
 from roseinfer.layers.norm import RMSNorm
@@ -194,9 +194,8 @@ def adapters(sizes: Sizes, device: torch.device) -> None:
             x = torch.empty((rows, columns), dtype=sizes.dtype, device=device).normal_()
             slots = slots_of_rows(device, rows, len(sizes.ranks))
             if supports(rows, weight):
-                delta = shrink(x, slots, matrices, norm=norm.weight, eps=norm.eps)
                 options = {"gated": True, "activation": "silu"} if is_gated else {}
-                skinny_linear(x, weight, norm=norm, delta=delta, overlap=True, **options)
+                skinny_linear(x, weight, norm=norm, delta=SlotRows(slots, matrices), overlap=True, **options)
             y = torch.zeros((rows, weight_rows), dtype=sizes.dtype, device=device)
             for inputs in (x, *(plain_rows(x, grouped=grouped) for grouped in (True, False))):
                 sums = shrink_tiles(inputs, slots, matrices, arrived)

@@ -16,8 +16,8 @@ from roseinfer.kernels.linear.skinny import MAX_ROWS, SkinnyNorm, direct_linear,
 from roseinfer.kernels.linear.skinny_configs import DirectConfig
 from roseinfer.kernels.linear.skinny_int4 import skinny_int4_kernel
 from roseinfer.kernels.linear.skinny_int4_configs import Int4Config, choose_int4_config, pairs_rule
-from roseinfer.kernels.lora.expand import launch_options
-from roseinfer.kernels.lora.slots import SlotSums
+from roseinfer.kernels.lora.fused import launch_options, leading_programs
+from roseinfer.kernels.lora.slots import SlotRows
 
 
 def pays(rows: int, weight: PackedInt4, gated: bool) -> bool:
@@ -41,7 +41,7 @@ def int4_linear(
     activation: str | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
-    delta: SlotSums | None = None,
+    delta: SlotRows | None = None,
     overlap: bool = False,
     config: Int4Config | None = None,
 ) -> torch.Tensor:
@@ -64,7 +64,7 @@ def int4_linear(
         x, norm = normed(x, norm), None
     tiles = cdiv(width, config.block_n)
     programs = min(tiles, (config.programs or tiles) * processors(x.device))
-    skinny_int4_kernel[(programs,)](
+    skinny_int4_kernel[(leading_programs(rows, delta) + programs,)](
         x,
         weight.codes,
         weight.scales,
@@ -95,6 +95,6 @@ def int4_linear(
         COMPILED=x.is_cuda,
         num_warps=config.warps,
         **({"launch_pdl": True} if overlap else {}),
-        **launch_options(delta),
+        **launch_options(x, delta),
     )
     return out

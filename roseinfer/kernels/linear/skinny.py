@@ -31,11 +31,18 @@ from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
 from roseinfer.kernels.linear.skinny_configs import DirectConfig, choose_config, rule
 from roseinfer.kernels.linear.skinny_direct import MIN_TILE_ROWS, PIECE_COLUMNS, skinny_direct_kernel
-from roseinfer.kernels.linear.skinny_fp8_configs import Fp8Config, PairsConfig, choose_fp8_config, fp8_rule, slices
+from roseinfer.kernels.linear.skinny_fp8_configs import (
+    MAX_PAIRS_REGISTERS,
+    Fp8Config,
+    PairsConfig,
+    choose_fp8_config,
+    fp8_rule,
+    slices,
+)
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
-from roseinfer.kernels.lora.expand import expand_reference, launch_options
-from roseinfer.kernels.lora.slots import SlotSums
+from roseinfer.kernels.lora.fused import delta_reference, launch_options, leading_programs
+from roseinfer.kernels.lora.slots import SlotRows
 
 # Above this, the input is no longer small compared with the weight, and the library's kernels are as fast.
 MAX_ROWS = 16
@@ -66,7 +73,7 @@ def skinny_linear_reference(
     gated: bool = False,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    delta: SlotSums | None = None,
+    delta: SlotRows | None = None,
 ) -> torch.Tensor:
     """`skinny_linear` in plain torch, rounding where separate layers would."""
     if norm is not None:
@@ -78,7 +85,7 @@ def skinny_linear_reference(
         x = wide.to(x.dtype)
     y = F.linear(x, weight if scales is None else _widened(weight, scales, x.dtype), bias)
     if delta is not None:
-        y = expand_reference(y, delta).to(x.dtype)
+        y = (y.float() + delta_reference(x, delta)).to(x.dtype)
     if gated:
         gate, up = y.chunk(2, -1)
         y = activate_reference(gate, activation) * up
@@ -137,7 +144,7 @@ def skinny_linear(
     gated: bool = False,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    delta: SlotSums | None = None,
+    delta: SlotRows | None = None,
     overlap: bool = False,
     config: Fp8Config | DirectConfig | None = None,
 ) -> torch.Tensor:
@@ -147,12 +154,12 @@ def skinny_linear(
     rows, then the up projection's. scales: factors of a weight in float8_e4m3fn, float32, contiguous: [out], or
     [ceil(out / 128), ceil(in / 128)] for blocks of 128 x 128 (gated: the up projection begins with a block). bias:
     [weight's rows]. residual: [M, out], and `out` may be the same tensor. activation: None, "silu", "gelu" or
-    "gelu_tanh". delta: what adapters add before the activation; rows without one are the same bits as without it. The
-    result has x's dtype, or `out_dtype`, or is `out`, which must not share memory with x. Sums are float32 and rounded
-    once.
+    "gelu_tanh". delta: slots of rows, whose adapters change the outputs before the activation; rows without one are the
+    same bits as without it. The result has x's dtype, or `out_dtype`, or is `out`, which must not share memory with x.
+    Sums are float32 and rounded once.
 
-    overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x`,
-    `residual` and `delta` may be results of that kernel or an earlier one; all other tensors must be older.
+    overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
+    `residual` may be results of that kernel or an earlier one; all other tensors must be older.
     """
     rows, in_features = x.shape
     width = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -207,15 +214,17 @@ def skinny_linear(
     }
     if overlap:
         options["launch_pdl"] = True
-    options |= launch_options(delta)
-    tiles = cdiv(width, config.block_n)
+    options |= launch_options(x, delta)
+    tiles, leading = cdiv(width, config.block_n), leading_programs(rows, delta)
     if isinstance(config, PairsConfig):
         programs = min(tiles, (config.programs or tiles) * processors(x.device))
-        skinny_pairs_kernel[(programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
+        if delta is not None:
+            options["maxnreg"] = MAX_PAIRS_REGISTERS // config.warps
+        skinny_pairs_kernel[(leading + programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
     else:
         ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
         options |= {"DOT": config.dot, "SLICES": slices(config, blocks=kind == "block"), "PRELOAD": config.preload}
-        skinny_kernel[(tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
+        skinny_kernel[(leading + tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
     return out
 
 
@@ -229,14 +238,14 @@ def direct_linear(
     out: torch.Tensor,
     overlap: bool,
     config: DirectConfig,
-    delta: SlotSums | None,
+    delta: SlotRows | None,
 ) -> torch.Tensor:
     """Do as `skinny_linear` for an input after its norm."""
     rows, in_features = x.shape
     codes = isinstance(weight, PackedInt4)
     assert cdiv(in_features, PIECE_COLUMNS) * PIECE_COLUMNS % config.block_k == 0
     assert config.block_k % (PIECE_COLUMNS * config.warps) == 0 and (codes or in_features % config.block_k == 0)
-    skinny_direct_kernel[(cdiv(out.shape[1], config.block_n),)](
+    skinny_direct_kernel[(leading_programs(rows, delta) + cdiv(out.shape[1], config.block_n),)](
         x,
         weight.codes.view(torch.uint8) if codes else weight,
         weight.scales if codes else None,
@@ -263,7 +272,7 @@ def direct_linear(
         num_warps=config.warps,
         maxnreg=config.max_registers,
         **({"launch_pdl": True} if overlap else {}),
-        **launch_options(delta),
+        **launch_options(x, delta),
     )
     return out
 

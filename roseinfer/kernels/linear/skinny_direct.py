@@ -10,12 +10,13 @@ from roseinfer.kernels.common.gluon_support import ampere, gl, gluon
 from roseinfer.kernels.common.triton_support import tl
 from roseinfer.kernels.linear.activation import activate
 from roseinfer.kernels.linear.int4_codes import WIDEN_BFLOAT16, WIDEN_FLOAT16
+from roseinfer.kernels.lora.fused import arrived_of, lead, leave, read_ranks, read_slots, wait_for_sums
 
 # Columns that a warp multiplies by at a time.
 PIECE_COLUMNS: int = 128
 MIN_TILE_ROWS = 8  # of x, that the matrix units take
 PIECE: gl.constexpr = gl.constexpr(PIECE_COLUMNS)
-# Places of an adapter's rank whose loads are under way at a time.
+# Places of an adapter's rank that a thread loads at once.
 RANK_PIECE: gl.constexpr = gl.constexpr(8)
 
 
@@ -73,6 +74,24 @@ def _operand(piece, DTYPE: gl.constexpr, GROUP: gl.constexpr, BYTES_OF_WORDS: gl
     return w
 
 
+@gluon.jit
+def _rank_piece(tile, ranks, first, LAYOUT: gl.constexpr):
+    """Load places of the rank from `first` on; zeros past a row's rank."""
+    place = first + gl.arange(0, RANK_PIECE, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))
+    place = gl.expand_dims(gl.expand_dims(gl.expand_dims(place, 0), 1), 2)
+    at = gl.expand_dims(tile, 3) + place
+    there = (place < gl.expand_dims(ranks, 3)) & (at.to(gl.int64) != 0)  # of the same shape as the pointers
+    return gl.load(at, mask=there, other=0.0)
+
+
+@gluon.jit
+def _prefetch(pointers):
+    """Request the memory at these pointers into the L2 cache."""
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(gl.int64)], gl.int32, is_pure=False, pack=1
+    )
+
+
 @gluon.jit(do_not_specialize=["rows"])
 def skinny_direct_kernel(
     x_ptr,
@@ -99,12 +118,18 @@ def skinny_direct_kernel(
     OVERLAP: gl.constexpr,
     WARPS: gl.constexpr,
     sums_ptr=None,
+    lead_x_ptr=None,
     slots_ptr=None,
     ranks_ptr=None,
+    a_ptr=None,
     b_ptr=None,
     starts_ptr=None,
+    arrived_ptr=None,
     RANK: gl.constexpr = 0,
+    PLACES: gl.constexpr = 0,
     COLUMNS: gl.constexpr = 0,
+    LEAD: gl.constexpr = 1,
+    CHUNK: gl.constexpr = 1,
 ):
     """Compute, in program i, outputs i * BLOCK_N and following of all rows.
 
@@ -122,9 +147,22 @@ def skinny_direct_kernel(
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 8)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 8)
     bytes_of_words: gl.constexpr = gl.BlockedLayout([1, 1, 4, 4], [1, 8, 4, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
-    flat: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // ROWS, ROWS], [1, WARPS, 1], [2, 1, 0])
+    # With the places of an adapter's rank as a fourth dimension.
+    ranked: gl.constexpr = gl.BlockedLayout([1, 1, 1, 8], [1, 32 // ROWS, ROWS, 1], [1, WARPS, 1, 1], [3, 2, 1, 0])
+    flat: gl.constexpr = gl.SliceLayout(3, ranked)
 
-    first = gl.program_id(0) * BLOCK_N
+    program = gl.program_id(0)
+    if sums_ptr is not None:
+        leading = rows * (COLUMNS // LEAD)
+        if program < leading:
+            k = gl.arange(0, CHUNK, gl.BlockedLayout([8], [32], [WARPS], [0]))
+            lead(
+                program, k, rows, lead_x_ptr, x_ptr, x_ptr, stride_x, 0.0, sums_ptr, slots_ptr, ranks_ptr, a_ptr,
+                arrived_ptr, K, "none", RANK, COLUMNS, LEAD, OVERLAP,
+            )  # fmt: skip
+            return
+        program -= leading
+    first = program * BLOCK_N
     if GROUP == 0:
         n = _index(TILE_N, 1, left)
         w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
@@ -144,6 +182,16 @@ def skinny_direct_kernel(
             scales_at += _index(PIECE // 8, 2, words) % 4 * 32
     w = _load_weight(w_tile, scales_tile, scales_at, 0, PIECES, BLOCK_K, GROUP)
     column = _index(WARPS, 0, right) * SLICE + _index(PIECE, 1, right)
+    part = _index(TILE_N // BLOCK_N, 0, flat)
+    row = first + _index(BLOCK_N, 1, flat)
+    column_of = gl.minimum(row, width - 1) + part * width
+    own = _index(ROWS, 2, flat)
+    if sums_ptr is not None:
+        slots = read_slots(own, rows, slots_ptr)
+        ranks, leads = read_ranks(slots, ranks_ptr, RANK, COLUMNS, LEAD)
+        b_tile = b_ptr + gl.maximum(slots, 0).to(gl.int64) * ((TILE_N // BLOCK_N) * width * RANK) + column_of * ranks
+        starts = gl.load(starts_ptr + column_of)
+        _prefetch(b_tile)
 
     # From here on, results of earlier kernels may be read, and their inputs overwritten.
     if OVERLAP:
@@ -151,6 +199,8 @@ def skinny_direct_kernel(
     m = _index(ROWS, 2, right)
     x_tile = x_ptr + m.to(gl.int64) * stride_x + column
     real = (m < rows) & (column >= 0)
+    if sums_ptr is not None:
+        ready = arrived_of(arrived_ptr) >= leads
     sums = gl.zeros([WARPS, TILE_N, ROWS], gl.float32, mma)
     for chunk in gl.static_range(CHUNKS):
         later = w
@@ -166,32 +216,26 @@ def skinny_direct_kernel(
 
     result = gl.sum(sums, 0)
     result = gl.convert_layout(gl.reshape(result, [TILE_N // BLOCK_N, BLOCK_N, ROWS]), flat)
-    part = _index(TILE_N // BLOCK_N, 0, flat)
-    row = first + _index(BLOCK_N, 1, flat)
-    column_of = gl.minimum(row, width - 1) + part * width
-    m = _index(ROWS, 2, flat)
     if HAS_BIAS:
         result += gl.load(bias_ptr + column_of).to(gl.float32)
     if sums_ptr is not None:
-        slots = gl.load(slots_ptr + m, mask=m < rows, other=-1)
-        ranks = gl.load(ranks_ptr + slots, mask=slots >= 0, other=0)
-        b_tile = b_ptr + slots.to(gl.int64) * ((TILE_N // BLOCK_N) * width * RANK) + column_of * ranks
-        s_tile = sums_ptr + (m * COLUMNS + gl.load(starts_ptr + column_of))
+        if not ready:
+            wait_for_sums(leads, arrived_ptr)
+        leave(program == 0, gl.num_programs(0) - leading, leads, arrived_ptr)
+        s_tile = sums_ptr + (own * COLUMNS + starts)
         delta = gl.zeros(result.shape, gl.float32, flat)
         for start in range(0, gl.max(gl.max(gl.max(ranks, 2), 1), 0), RANK_PIECE):
-            for i in gl.static_range(RANK_PIECE):
-                there = (start + i < ranks) & (part >= 0)
-                b = gl.load(b_tile + (start + i), mask=there & (row >= 0), other=0.0)
-                delta += b.to(gl.float32) * gl.load(s_tile + (start + i), mask=there & (row >= 0), other=0.0)
-        result = gl.where((ranks > 0) & (part >= 0) & (row >= 0), result + delta, result)
+            b = _rank_piece(b_tile, ranks, start, ranked).to(gl.float32)
+            delta += gl.sum(b * _rank_piece(s_tile, ranks, start, ranked), 3)
+        result = gl.where((ranks > 0) & (column_of >= 0), result + delta, result)
     if GATED:
         gate = gl.sum(gl.where(part == 0, result, 0.0), 0)
         up = gl.sum(gl.where(part == 1, result, 0.0), 0)
         result = gl.expand_dims(activate(gate, ACTIVATION) * up, 0)
     else:
         result = activate(result, ACTIVATION)
-    writable = (m < rows) & (row < width)
+    writable = (own < rows) & (row < width)
     if HAS_RESIDUAL:
-        at = residual_ptr + m.to(gl.int64) * stride_residual + row
+        at = residual_ptr + own.to(gl.int64) * stride_residual + row
         result += gl.load(at, mask=writable, other=0.0).to(gl.float32)
-    gl.store(out_ptr + m.to(gl.int64) * stride_out + row, result.to(out_ptr.dtype.element_ty), mask=writable)
+    gl.store(out_ptr + own.to(gl.int64) * stride_out + row, result.to(out_ptr.dtype.element_ty), mask=writable)

@@ -31,6 +31,8 @@ class PairsConfig:
 
 
 Fp8Config = SkinnyConfig | PairsConfig
+# Registers of a thread times warps, up to which four programs of `skinny_pairs_kernel` run at once.
+MAX_PAIRS_REGISTERS = 512
 
 
 def slices(config: SkinnyConfig, *, blocks: bool) -> int:

@@ -8,6 +8,16 @@ from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.int4_codes import scales_and_shifts
 from roseinfer.kernels.linear.int4_pairs import multiply, narrow, read_unit
 from roseinfer.kernels.linear.skinny_pairs import finish, weight_rows
+from roseinfer.kernels.lora.fused import (
+    arrived_of,
+    lead,
+    leave,
+    read_b,
+    read_ranks,
+    read_slots,
+    read_sums,
+    wait_for_sums,
+)
 
 
 @triton.jit
@@ -78,12 +88,18 @@ def skinny_int4_kernel(
     STAY: tl.constexpr,
     COMPILED: tl.constexpr,
     sums_ptr=None,
+    lead_x_ptr=None,
     slots_ptr=None,
     ranks_ptr=None,
+    a_ptr=None,
     b_ptr=None,
     starts_ptr=None,
+    arrived_ptr=None,
     RANK: tl.constexpr = 0,
+    PLACES: tl.constexpr = 0,
     COLUMNS: tl.constexpr = 0,
+    LEAD: tl.constexpr = 1,
+    CHUNK: tl.constexpr = 1,
 ):
     """Compute, in program i of p, tile i of BLOCK_N outputs for all rows; with STAY also i + p, ... See
     `int4_linear`.
@@ -98,12 +114,28 @@ def skinny_int4_kernel(
 
     tile = tl.program_id(0)
     step = tl.num_programs(0)
+    if sums_ptr is not None:
+        leading = rows * (COLUMNS // LEAD)
+        if tile < leading:
+            lead(
+                tile, tl.arange(0, CHUNK), rows, lead_x_ptr, norm_weight_ptr, norm_weight_ptr, stride_x, eps, sums_ptr,
+                slots_ptr, ranks_ptr, a_ptr, arrived_ptr, K, "rms" if NORM else "none", RANK, COLUMNS, LEAD, OVERLAP,
+            )  # fmt: skip
+            return
+        tile -= leading
+        step -= leading
+        slots = read_slots(tl.arange(0, ROWS), rows, slots_ptr)
     tiles = tl.cdiv(width, BLOCK_N)
     w, both = _read_tile(w_ptr, scales_ptr, tile, 0, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED)
     gains = ()
     if NORM:
         for chunk in tl.static_range(CHUNKS):
             gains += (read_unit(norm_weight_ptr + tl.zeros([1, 1, 1, 1], tl.int32), chunk, K, BLOCK_K),)
+    delta, lora_b, lora_s, starts = None, None, None, None
+    if sums_ptr is not None:
+        ranks, leads = read_ranks(slots, ranks_ptr, RANK, COLUMNS, LEAD)
+        w_rows = weight_rows(tile, width, BLOCK_N, TILE_N)
+        starts = tl.load(starts_ptr + w_rows)
 
     # From here on, results of earlier kernels may be read, and their inputs overwritten.
     if OVERLAP:
@@ -122,6 +154,12 @@ def skinny_int4_kernel(
             parts = scaled
         xs += (narrow(parts, SPLIT, COMPILED),)
 
+    if sums_ptr is not None:
+        outs = 2 * width if GATED else width
+        delta = (slots, ranks, sums_ptr, b_ptr)
+        lora_b = read_b(slots, ranks, w_rows, outs, b_ptr, RANK, PLACES)
+        ready = arrived_of(arrived_ptr) >= leads
+        lora_s = read_sums(lora_b, ready, ranks, tl.arange(0, ROWS), starts, sums_ptr, PLACES, COLUMNS)
     sums = tl.zeros([UNITS, ROWS, TILE_N], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         if chunk > 0:
@@ -133,13 +171,25 @@ def skinny_int4_kernel(
     factor = 1.0
     if NORM:
         factor = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    if sums_ptr is not None:
+        if not ready:
+            wait_for_sums(leads, arrived_ptr)
+            lora_s = read_sums(lora_b, True, ranks, tl.arange(0, ROWS), starts, sums_ptr, PLACES, COLUMNS)
+        leave(tile == 0, step, leads, arrived_ptr)
     finish(
         tl.sum(sums, 0), factor, tile, None, bias_ptr, residual_ptr, out_ptr, rows, width, stride_residual, stride_out,
         ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, False,
-        sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
+        delta, lora_b, lora_s, starts, RANK, PLACES, COLUMNS,
     )  # fmt: skip
     if STAY:
         for later in tl.range(tile + step, tiles, step, num_stages=STAGES):
+            later_b, later_s, later_starts = None, None, None
+            if sums_ptr is not None:
+                w_rows = weight_rows(later, width, BLOCK_N, TILE_N)
+                later_starts = tl.load(starts_ptr + w_rows)
+                later_b = read_b(slots, ranks, w_rows, outs, b_ptr, RANK, PLACES)
+                m = tl.arange(0, ROWS)
+                later_s = read_sums(later_b, True, ranks, m, later_starts, sums_ptr, PLACES, COLUMNS)
             sums = tl.zeros([UNITS, ROWS, TILE_N], tl.float32)
             for chunk in tl.static_range(CHUNKS):
                 w, both = _read_tile(
@@ -149,5 +199,5 @@ def skinny_int4_kernel(
             finish(
                 tl.sum(sums, 0), factor, later, None, bias_ptr, residual_ptr, out_ptr, rows, width, stride_residual,
                 stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, False,
-                sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
+                delta, later_b, later_s, later_starts, RANK, PLACES, COLUMNS,
             )  # fmt: skip

@@ -10,7 +10,17 @@ end. With scales of blocks of 128 x 128, the sum over each block is scaled befor
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.activation import activate
-from roseinfer.kernels.lora.expand import add_delta
+from roseinfer.kernels.lora.fused import (
+    add_delta,
+    arrived_of,
+    lead,
+    leave,
+    read_b,
+    read_ranks,
+    read_slots,
+    read_sums,
+    wait_for_sums,
+)
 
 
 @triton.jit
@@ -199,12 +209,18 @@ def skinny_kernel(
     OVERLAP: tl.constexpr,
     SCALES: tl.constexpr,
     sums_ptr=None,
+    lead_x_ptr=None,
     slots_ptr=None,
     ranks_ptr=None,
+    a_ptr=None,
     b_ptr=None,
     starts_ptr=None,
+    arrived_ptr=None,
     RANK: tl.constexpr = 0,
+    PLACES: tl.constexpr = 0,
     COLUMNS: tl.constexpr = 0,
+    LEAD: tl.constexpr = 1,
+    CHUNK: tl.constexpr = 1,
 ):
     """Compute, in program i, outputs i * BLOCK_N and following of all rows. See `skinny_linear`."""
     MASKED: tl.constexpr = K % BLOCK_K != 0
@@ -218,7 +234,20 @@ def skinny_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 
-    first = tl.program_id(0) * BLOCK_N
+    program = tl.program_id(0)
+    if sums_ptr is not None:
+        leading = rows * (COLUMNS // LEAD)
+        if program < leading:
+            lead(
+                program, tl.arange(0, CHUNK), rows, lead_x_ptr, norm_weight_ptr, norm_bias_ptr, stride_x, eps, sums_ptr,
+                slots_ptr, ranks_ptr, a_ptr, arrived_ptr, K, NORM, RANK, COLUMNS, LEAD, OVERLAP,
+            )  # fmt: skip
+            return
+        program -= leading
+    first = program * BLOCK_N
+    m = tl.arange(0, ROWS)
+    if sums_ptr is not None:
+        slots = read_slots(m, rows, slots_ptr)
     if PREFETCH > 0:
         count = tl.minimum(width - first, BLOCK_N)
         SIZE: tl.constexpr = 1 if NARROW else 2
@@ -250,11 +279,13 @@ def skinny_kernel(
         bias = tl.load(bias_ptr + w_rows).to(tl.float32)
     if SCALES == "channel":
         row_scales = tl.load(scales_ptr + w_rows)
+    if sums_ptr is not None:
+        ranks, leads = read_ranks(slots, ranks_ptr, RANK, COLUMNS, LEAD)
+        starts = tl.load(starts_ptr + w_rows)
 
     # From here on, results of earlier kernels may be read, and their inputs overwritten.
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    m = tl.arange(0, ROWS)
     n = first + tl.arange(0, BLOCK_N)
     writable = (m < rows)[:, None] & (n < width)[None, :]
     if HAS_RESIDUAL:
@@ -274,6 +305,12 @@ def skinny_kernel(
         squares = tl.zeros([ROWS, 1, BLOCK_K // GROUP], tl.float32)
     if PRELOAD:
         x = _read(x_tile, k, 0, K, MASKED, "")
+    if sums_ptr is not None:
+        outs = 2 * width if GATED else width
+        lora_b = read_b(slots, ranks, w_rows, outs, b_ptr, RANK, PLACES)
+        ready = arrived_of(arrived_ptr) >= leads
+        lora_s = read_sums(lora_b, ready, ranks, m, starts, sums_ptr, PLACES, COLUMNS)
+    if PRELOAD:
         sums, squares = _add_block(
             sums, squares, x, w, factors, scale, shift, mean, rstd, DOT, NORM, LATE, BLOCK_SCALED, GROUP
         )
@@ -295,17 +332,22 @@ def skinny_kernel(
         result *= row_scales[None, :]
     if HAS_BIAS:
         result += bias[None, :]
+    if HAS_RESIDUAL and ACTIVATION == "none":  # in the same order as without adapters: it may be one operation
+        result += residual
     if sums_ptr is not None:
-        outs = 2 * width if GATED else width
+        if not ready:
+            wait_for_sums(leads, arrived_ptr)
+            lora_s = read_sums(lora_b, True, ranks, m, starts, sums_ptr, PLACES, COLUMNS)
         result = add_delta(
-            result, w_rows, m, rows, sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, outs, RANK, COLUMNS
+            result, lora_b, lora_s, slots, ranks, starts, w_rows, m, outs, sums_ptr, b_ptr, RANK, PLACES, COLUMNS
         )
+        leave(program == 0, tl.num_programs(0) - leading, leads, arrived_ptr)
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
         result = activate(gate, ACTIVATION) * up
     else:
         result = activate(result, ACTIVATION)
-    if HAS_RESIDUAL:
+    if HAS_RESIDUAL and ACTIVATION != "none":
         result += residual
     out_tile = out_ptr + m.to(tl.int64)[:, None] * stride_out + n[None, :]
     tl.store(out_tile, result.to(out_ptr.dtype.element_ty), mask=writable)

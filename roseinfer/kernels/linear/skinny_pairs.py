@@ -7,7 +7,17 @@ once and keeps it in registers. The preparation takes so long that a program may
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.activation import activate
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow, read_halves
-from roseinfer.kernels.lora.expand import add_delta
+from roseinfer.kernels.lora.fused import (
+    add_delta,
+    arrived_of,
+    lead,
+    leave,
+    read_b,
+    read_ranks,
+    read_slots,
+    read_sums,
+    wait_for_sums,
+)
 
 
 @triton.jit
@@ -66,12 +76,12 @@ def finish(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     CHANNEL_SCALED: tl.constexpr,
-    sums_ptr,
-    slots_ptr,
-    ranks_ptr,
-    b_ptr,
-    starts_ptr,
+    delta,
+    lora_b,
+    lora_s,
+    starts,
     RANK: tl.constexpr,
+    PLACES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Apply scales and epilogue to a tile's sums [ROWS, rows of the weight], and write them."""
@@ -81,22 +91,28 @@ def finish(
         result *= tl.load(scales_ptr + w_rows)[None, :]
     if HAS_BIAS:
         result += tl.load(bias_ptr + w_rows).to(tl.float32)[None, :]
-    if sums_ptr is not None:
+    m = tl.arange(0, ROWS)[:, None]
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    writable = (m < rows) & (n < width)
+    if HAS_RESIDUAL:
+        at = residual_ptr + m.to(tl.int64) * stride_residual + n
+        residual = tl.load(at, mask=writable, other=0.0).to(tl.float32)
+        if ACTIVATION == "none":  # in the same order as without adapters: it may be one operation
+            result += residual
+    if delta is not None:
+        slots, ranks, sums_ptr, b_ptr = delta
         outs = 2 * width if GATED else width
         result = add_delta(
-            result, w_rows, tl.arange(0, ROWS), rows, sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, outs, RANK,
-            COLUMNS,
+            result, lora_b, lora_s, slots, ranks, starts, w_rows, tl.arange(0, ROWS), outs, sums_ptr, b_ptr, RANK,
+            PLACES, COLUMNS,
         )  # fmt: skip
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
         result = activate(gate, ACTIVATION) * up
     else:
         result = activate(result, ACTIVATION)
-    m = tl.arange(0, ROWS)[:, None]
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    writable = (m < rows) & (n < width)
-    if HAS_RESIDUAL:
-        result += tl.load(residual_ptr + m.to(tl.int64) * stride_residual + n, mask=writable, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL and ACTIVATION != "none":
+        result += residual
     tl.store(out_ptr + m.to(tl.int64) * stride_out + n, result.to(out_ptr.dtype.element_ty), mask=writable)
 
 
@@ -132,12 +148,18 @@ def skinny_pairs_kernel(
     STAY: tl.constexpr,
     COMPILED: tl.constexpr,
     sums_ptr=None,
+    lead_x_ptr=None,
     slots_ptr=None,
     ranks_ptr=None,
+    a_ptr=None,
     b_ptr=None,
     starts_ptr=None,
+    arrived_ptr=None,
     RANK: tl.constexpr = 0,
+    PLACES: tl.constexpr = 0,
     COLUMNS: tl.constexpr = 0,
+    LEAD: tl.constexpr = 1,
+    CHUNK: tl.constexpr = 1,
 ):
     """Compute, in program i of p, tile i of BLOCK_N outputs for all rows; with STAY also i + p, ... See
     `skinny_linear`.
@@ -152,6 +174,17 @@ def skinny_pairs_kernel(
 
     tile = tl.program_id(0)
     step = tl.num_programs(0)
+    if sums_ptr is not None:
+        leading = rows * (COLUMNS // LEAD)
+        if tile < leading:
+            lead(
+                tile, tl.arange(0, CHUNK), rows, lead_x_ptr, norm_weight_ptr, norm_bias_ptr, stride_x, eps, sums_ptr,
+                slots_ptr, ranks_ptr, a_ptr, arrived_ptr, K, NORM, RANK, COLUMNS, LEAD, OVERLAP,
+            )  # fmt: skip
+            return
+        tile -= leading
+        step -= leading
+        slots = read_slots(tl.arange(0, ROWS), rows, slots_ptr)
     tiles = tl.cdiv(width, BLOCK_N)
     w, scales = _read_tile(
         w_ptr, scales_ptr, tile, 0, width, K, BLOCK_N, BLOCK_K, EVICTION, GATED, BLOCK_SCALED, COMPILED
@@ -160,6 +193,11 @@ def skinny_pairs_kernel(
     if NORM == "rms":
         for chunk in tl.static_range(CHUNKS):
             gains += (read_halves(norm_weight_ptr + chunk * BLOCK_K + tl.zeros([1, 1, 1, 1], tl.int32), BLOCK_K),)
+    delta, lora_b, lora_s, starts = None, None, None, None
+    if sums_ptr is not None:
+        ranks, leads = read_ranks(slots, ranks_ptr, RANK, COLUMNS, LEAD)
+        w_rows = weight_rows(tile, width, BLOCK_N, TILE_N)
+        starts = tl.load(starts_ptr + w_rows)
 
     # From here on, results of earlier kernels may be read, and their inputs overwritten.
     if OVERLAP:
@@ -175,6 +213,12 @@ def skinny_pairs_kernel(
             low, high = low * gains[chunk][0], high * gains[chunk][1]
         xs += (narrow(low, high, COMPILED),)
 
+    if sums_ptr is not None:
+        outs = 2 * width if GATED else width
+        delta = (slots, ranks, sums_ptr, b_ptr)
+        lora_b = read_b(slots, ranks, w_rows, outs, b_ptr, RANK, PLACES)
+        ready = arrived_of(arrived_ptr) >= leads
+        lora_s = read_sums(lora_b, ready, ranks, tl.arange(0, ROWS), starts, sums_ptr, PLACES, COLUMNS)
     sums = tl.zeros([GROUPS, ROWS, TILE_N], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         if chunk > 0:
@@ -186,13 +230,25 @@ def skinny_pairs_kernel(
     factor = 1.0
     if NORM == "rms":
         factor = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    if sums_ptr is not None:
+        if not ready:
+            wait_for_sums(leads, arrived_ptr)
+            lora_s = read_sums(lora_b, True, ranks, tl.arange(0, ROWS), starts, sums_ptr, PLACES, COLUMNS)
+        leave(tile == 0, step, leads, arrived_ptr)
     finish(
         tl.sum(sums, 0), factor, tile, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
         stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
-        sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
+        delta, lora_b, lora_s, starts, RANK, PLACES, COLUMNS,
     )  # fmt: skip
     if STAY:
         for later in tl.range(tile + step, tiles, step, num_stages=STAGES):
+            later_b, later_s, later_starts = None, None, None
+            if sums_ptr is not None:
+                w_rows = weight_rows(later, width, BLOCK_N, TILE_N)
+                later_starts = tl.load(starts_ptr + w_rows)
+                later_b = read_b(slots, ranks, w_rows, outs, b_ptr, RANK, PLACES)
+                m = tl.arange(0, ROWS)
+                later_s = read_sums(later_b, True, ranks, m, later_starts, sums_ptr, PLACES, COLUMNS)
             sums = tl.zeros([GROUPS, ROWS, TILE_N], tl.float32)
             for chunk in tl.static_range(CHUNKS):
                 w, scales = _read_tile(
@@ -202,5 +258,5 @@ def skinny_pairs_kernel(
             finish(
                 tl.sum(sums, 0), factor, later, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
                 stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
-                sums_ptr, slots_ptr, ranks_ptr, b_ptr, starts_ptr, RANK, COLUMNS,
+                delta, later_b, later_s, later_starts, RANK, PLACES, COLUMNS,
             )  # fmt: skip

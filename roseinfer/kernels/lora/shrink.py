@@ -4,112 +4,105 @@ A program takes some columns of one row over the whole width, with the norm befo
 depend on the other rows. `shrink_tiles` multiplies more rows.
 """
 
-import torch
+from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
 
-from roseinfer.kernels.common import early_start
-from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
-from roseinfer.kernels.lora.slots import SlotMatrices, SlotSums
+_MAX_CHUNK_COLUMNS = 4096
+# Elements of A that a program reads before it waits for its input.
+_MAX_AHEAD: tl.constexpr = tl.constexpr(16384)
 
-# Rows up to which every row reads its slot's matrix by itself.
-MAX_ROWS = 16
-_ROW_COLUMNS = 2
-_MAX_ROW_BLOCK = 4096
+
+def chunk_columns(width: int) -> int:
+    """Return how many columns a program takes at a time."""
+    return min(next_power_of_2(width), _MAX_CHUNK_COLUMNS)
 
 
 @triton.jit
-def lora_rows_kernel(
-    x_ptr,
-    norm_ptr,
-    slots_ptr,
-    ranks_ptr,
-    a_ptr,
-    out_ptr,
-    stride_x,
-    eps,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+def _read(pointer, k, start, K: tl.constexpr):
+    """Load a chunk of columns from `start` on in float32; zero past column K."""
+    if start + k.shape[0] > K:
+        return tl.load(pointer + start + k, mask=k + start < K, other=0.0).to(tl.float32)
+    else:
+        return tl.load(pointer + start + k).to(tl.float32)
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _gained(a, norm_weight_ptr, k, start, K: tl.constexpr, NORM: tl.constexpr):
+    """Return a chunk of A times the norm's weight."""
+    if NORM != "none":
+        a *= _read(norm_weight_ptr, k, start, K)
+    return a
+
+
+@triton.jit
+def row_sums(
+    row, block, k, x_ptr, norm_weight_ptr, norm_bias_ptr, slots_ptr, ranks_ptr, a_ptr, out_ptr, stride_x, eps,
+    K: tl.constexpr, COLUMNS: tl.constexpr, R: tl.constexpr, BLOCK_C: tl.constexpr, NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
-):
-    """Compute, in program (t, i), the sums i * BLOCK_C and following of row t, counted without gaps between modules."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()  # the product reads its weight meanwhile
-    row = tl.program_id(0).to(tl.int64)
+):  # fmt: skip
+    """Store the sums block * BLOCK_C and following of a row after its norm, counted without gaps between modules.
+    Return True if there are any.
+
+    k: 0 .. n, the columns of a chunk. Kernels of Gluon call this, too, with a layout of their own. BLOCK_C divides 8,
+    and so every rank.
+    """
+    BLOCK_K: tl.constexpr = k.shape[0]
     slot = tl.load(slots_ptr + row)
     rank = tl.load(ranks_ptr + slot, mask=slot >= 0, other=0)
-    used = COLUMNS // R * rank
-    index = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    column = index // tl.maximum(rank, 1) * R + index % tl.maximum(rank, 1)
-    there = index < used
-    k = tl.arange(0, BLOCK_K)
-    a_tile = a_ptr + (slot.to(tl.int64) * COLUMNS + index)[:, None] * K + k[None, :]
-    a = tl.load(a_tile, mask=there[:, None] & (k < K)[None, :], other=0.0)
-
-    # From here on, results of earlier kernels may be read. Programs without work wait, too: the product after this
-    # kernel waits only for it.
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    if tl.program_id(1) * BLOCK_C < used:
-        sums = tl.zeros([BLOCK_C], tl.float32)
-        squares = tl.zeros([BLOCK_K], tl.float32)
+    first = block * BLOCK_C
+    found = first < COLUMNS // R * rank
+    if found:
+        a_row = a_ptr + (slot.to(tl.int64) * COLUMNS + first) * K
+        ahead = ()
         for start in tl.static_range(0, K, BLOCK_K):
-            inside = start + k < K
-            if start > 0:
-                a = tl.load(a_tile + start, mask=there[:, None] & inside[None, :], other=0.0)
-            x = tl.load(x_ptr + row * stride_x + start + k, mask=inside, other=0.0).to(tl.float32)
-            if norm_ptr is not None:
+            if (start + BLOCK_K) * BLOCK_C <= _MAX_AHEAD:
+                for column in tl.static_range(BLOCK_C):
+                    ahead += (_gained(_read(a_row + column * K, k, start, K), norm_weight_ptr, k, start, K, NORM),)
+
+        # From here on, results of earlier kernels may be read, and their inputs overwritten.
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+        x_row = x_ptr + row.to(tl.int64) * stride_x
+        mean = 0.0
+        if NORM == "layer":
+            total = k * 0.0
+            for start in tl.static_range(0, K, BLOCK_K):
+                total += _read(x_row, k, start, K)
+            mean = tl.sum(total, 0) / K
+        squares = k * 0.0
+        sums, shifts = (), ()
+        for _ in tl.static_range(BLOCK_C):
+            sums += (k * 0.0,)
+            shifts += (k * 0.0,)
+        for start in tl.static_range(0, K, BLOCK_K):
+            x = _read(x_row, k, start, K)
+            if NORM == "layer":
+                x = tl.where(k + start < K, x - mean, 0.0)
+                shift = _read(norm_bias_ptr, k, start, K)
+            if NORM != "none":
                 squares += x * x
-                x *= tl.load(norm_ptr + start + k, mask=inside, other=0.0).to(tl.float32)
-            sums += tl.sum(x[None, :] * a.to(tl.float32), 1)
-        if norm_ptr is not None:
-            sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
-        tl.store(out_ptr + row * COLUMNS + column, sums, mask=there)
-
-
-def shrink(
-    x: torch.Tensor,
-    slots: torch.Tensor,
-    matrices: SlotMatrices,
-    *,
-    norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-) -> SlotSums:
-    """Multiply each row of x [T, in] by A of its slot, for at most `MAX_ROWS` rows.
-
-    The last dimension of x is contiguous. slots: [T] int32, -1 for rows without an adapter; older than the kernel
-    before. norm: weight [in] of an RMSNorm of x.
-    """
-    rows, width = x.shape
-    assert rows <= MAX_ROWS and x.stride(1) == 1 and slots.shape == (rows,)
-    assert matrices.a.shape[1] == matrices.columns * width
-    values = torch.empty((1, rows, matrices.columns), dtype=torch.float32, device=x.device)
-    lora_rows_kernel[(rows, cdiv(matrices.columns, _ROW_COLUMNS))](
-        x,
-        norm,
-        slots,
-        matrices.ranks,
-        matrices.a,
-        values,
-        x.stride(0),
-        eps,
-        K=width,
-        COLUMNS=matrices.columns,
-        R=matrices.max_rank,
-        BLOCK_C=_ROW_COLUMNS,
-        BLOCK_K=min(next_power_of_2(width), _MAX_ROW_BLOCK),
-        num_warps=4,
-        **early_start.options(x.device),
-    )
-    return SlotSums(values, slots, matrices)
-
-
-def shrink_reference(x: torch.Tensor, slots: torch.Tensor, matrices: SlotMatrices) -> SlotSums:
-    """Return the sums by plain torch, and zeros where they are undefined."""
-    sums = torch.zeros((len(x), matrices.columns), dtype=torch.float32, device=x.device)
-    for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            a, _ = matrices.content(slot)
-            sums[row].view(matrices.modules, -1)[:, : a.shape[1]] = a.float() @ x[row].float()
-    return SlotSums(sums[None], slots, matrices)
+            own_sums, own_shifts = (), ()
+            for column in tl.static_range(BLOCK_C):
+                if (start + BLOCK_K) * BLOCK_C <= _MAX_AHEAD:
+                    a = ahead[start // BLOCK_K * BLOCK_C + column]
+                else:
+                    a = _gained(_read(a_row + column * K, k, start, K), norm_weight_ptr, k, start, K, NORM)
+                own_sums += (sums[column] + x * a,)
+                if NORM == "layer":
+                    own_shifts += (shifts[column] + shift * _read(a_row + column * K, k, start, K),)
+            sums, shifts = own_sums, own_shifts
+        for column in tl.static_range(BLOCK_C):
+            if NORM == "none":
+                result = tl.sum(sums[column], 0)
+            else:
+                result, square = tl.reduce((sums[column], squares), 0, _add_both)
+                result *= tl.rsqrt(square / K + eps)
+            if NORM == "layer":
+                result += tl.sum(shifts[column], 0)
+            index = first + column
+            tl.store(out_ptr + row * COLUMNS + index // rank * R + index % rank, result)
+    return found

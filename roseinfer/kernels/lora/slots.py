@@ -14,14 +14,15 @@ class SlotMatrices(NamedTuple):
     [M, r, in] and B [out, r] of an adapter of rank r without gaps, at the beginning of its part of `a` and `b`.
 
     a: [S, M * R * in], b: [S, out * R], both contiguous and of one dtype. ranks: [S] int32, multiples of 8; 0 if the
-    slot's adapter leaves the layer alone. starts: [out] int32, m * R for each output. modules: M. max_rank: R.
-    multiple: see `multiple_of`.
+    slot's adapter leaves the layer alone. starts: [out] int32, m * R for each output. arrived: [1] int32, zero at
+    first, a counter of programs (`fused`). modules: M. max_rank: R. multiple: see `multiple_of`.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     ranks: torch.Tensor
     starts: torch.Tensor
+    arrived: torch.Tensor
     modules: int
     max_rank: int
     multiple: int = 1
@@ -39,17 +40,15 @@ class SlotMatrices(NamedTuple):
         return a, self.b[slot, : outs * rank].view(outs, rank)
 
 
-class SlotSums(NamedTuple):
-    """Result of `shrink`: what a product adds to its outputs, once it is multiplied by B.
+class SlotRows(NamedTuple):
+    """Rows of a product with the slot of each.
 
-    values: [parts, T, M * R] float32. The sums are those of all parts, of which only products of many rows have
-    several. Undefined for tokens without an adapter, and beyond the rank of the others. slots: [T] int32, -1 without an
-    adapter.
+    slots: [T] int32, -1 without an adapter. inputs: what A multiplies, if the product's input has other columns.
     """
 
-    values: torch.Tensor
     slots: torch.Tensor
     matrices: SlotMatrices
+    inputs: torch.Tensor | None = None
 
 
 def starts_of(bounds: Sequence[int], max_rank: int, device: torch.device) -> torch.Tensor:

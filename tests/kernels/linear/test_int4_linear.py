@@ -10,7 +10,7 @@ from roseinfer.kernels.linear.int4_linear import int4_linear, pays
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig
 from roseinfer.kernels.linear.skinny_int4_configs import TABLE, choose_int4_config, direct_rule
-from roseinfer.kernels.lora.shrink import shrink
+from roseinfer.kernels.lora.slots import SlotRows
 from tests.helpers.cases import pairwise
 from tests.helpers.int4 import int4_case
 from tests.helpers.skinny import assert_close, exact
@@ -84,7 +84,7 @@ def test_what_adapters_add(device, rows, gated):
     matrices = slot_matrices(device, 256, (20, 20), torch.bfloat16, FEW_RANKS, 16)
     x, slots = draw(device, rows, 256), slots_of_rows(device, rows, len(matrices.ranks))
     options = {"gated": True, "activation": "silu"} if gated else {}
-    out = int4_linear(x, weight, delta=shrink(x, slots, matrices), **options)
+    out = int4_linear(x, weight, delta=SlotRows(slots, matrices), **options)
     base = (slots < 0) | (matrices.ranks[slots.clamp_min(0)] == 0)
     assert torch.equal(out[base], int4_linear(x, weight, **options)[base])
     added = exact_delta(x, slots, matrices)

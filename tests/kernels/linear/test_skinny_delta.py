@@ -5,7 +5,7 @@ import torch
 
 from roseinfer.kernels.linear.skinny import skinny_linear, skinny_linear_reference
 from roseinfer.kernels.linear.skinny_configs import DirectConfig
-from roseinfer.kernels.lora.shrink import shrink, shrink_reference
+from roseinfer.kernels.lora.slots import SlotRows
 from tests.helpers.cases import pairwise
 from tests.helpers.skinny import CONFIGS, TOLERANCE, case, dtype_of, exact
 from tests.helpers.slot_matrices import FEW_RANKS, exact_delta, slot_matrices, slots_of_rows
@@ -19,13 +19,11 @@ def check(inputs, matrices, config=None, **options):
     """Compare rows with adapters to float64, and rows without to the product's own bits."""
     x, norm = inputs["x"], inputs.get("norm")
     slots = slots_of_rows(x.device, len(x), len(matrices.ranks))
-    fused = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
-    delta = shrink(x, slots, matrices, **fused)
-    out = skinny_linear(**inputs, delta=delta, config=config, **options)
-    alone = skinny_linear(**inputs | _copied(inputs), config=config, **options)
+    out = skinny_linear(**inputs, delta=SlotRows(slots, matrices), config=config, **options)
+    alone = skinny_linear(**inputs, config=config, **options)
     base = (slots < 0) | (matrices.ranks[slots.clamp_min(0)] == 0)
     assert torch.equal(out[base], alone[base])
-    added = exact_delta(x, slots, matrices, *fused.values())
+    added = exact_delta(x, slots, matrices, norm)
     # A bias of each row's own, so that the activation follows.
     expected = torch.stack(
         [
@@ -36,10 +34,6 @@ def check(inputs, matrices, config=None, **options):
     error = (out.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert (error < TOLERANCE[out.dtype]).all(), error
     return out
-
-
-def _copied(inputs):
-    return {"residual": inputs["residual"].clone()} if "residual" in inputs else {}
 
 
 def _bias(inputs, added):
@@ -54,7 +48,7 @@ def _row(inputs, row):
     config=CONFIGS,
     rows=[1, 2, 7, 16],
     widths=[(40,), (37, 8, 11), (64, 32, 32)],
-    norm=[None, "rms"],
+    norm=[None, "rms", "layer"],
     kind=["float16", "bfloat16"],
 )
 def test_stacked_modules_with_bias_and_residual(device, config, rows, widths, norm, kind):
@@ -74,17 +68,24 @@ def test_gate_and_up(device, config, rows, activation, kind):
 
 @pairwise(config=PAIRS, rows=[1, 2], gated=[False, True], scales=["channel", "block"])
 def test_weights_in_fp8_by_pairs(device, config, rows, gated, scales):
-    inputs, _ = fp8_case(device, rows, 256, 128, torch.bfloat16, scales, norm="rms", gated=gated)
-    if gated:
-        inputs |= {"gated": True, "activation": "silu"}
+    inputs, random = fp8_case(device, rows, 256, 128, torch.bfloat16, scales, norm="rms", gated=gated)
+    inputs |= {"gated": True, "activation": "silu"} if gated else {"residual": random(rows, 128)}
     widths = (128, 128) if gated else (128,)
     check(inputs, slot_matrices(device, 256, widths, torch.bfloat16, FEW_RANKS, 16), config)
 
 
 @pytest.mark.parametrize("scales", ["channel", "block"])
 def test_weights_in_fp8(device, scales):
-    inputs, _ = fp8_case(device, 5, 256, 40, torch.float16, scales)
+    inputs, random = fp8_case(device, 5, 256, 40, torch.float16, scales)
+    inputs["residual"] = random(5, 40)
     check(inputs, slot_matrices(device, 256, (20, 20), torch.float16), CONFIGS["elementwise"])
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_several_blocks_of_columns(device, norm):
+    """Columns that a program reads before and after it waits for the input, and a part of a block."""
+    inputs, _ = case(device, 3, 16400, 8, torch.float16, norm=norm)
+    check(inputs, slot_matrices(device, 16400, (8,), torch.float16, FEW_RANKS, 16), CONFIGS["elementwise"])
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -98,12 +99,12 @@ def test_a_row_does_not_depend_on_the_others(device, config):
     inputs, _ = case(device, 8, 96, 24, dtype_of("bfloat16", config), norm="rms")
     x = inputs["x"]
     matrices, slots = slot_matrices(device, 96, (24,), x.dtype, FEW_RANKS, 16), slots_of_rows(device, 8, 4)
-    together = skinny_linear(**inputs, delta=shrink(x, slots, matrices), config=config)
+    together = skinny_linear(**inputs, delta=SlotRows(slots, matrices), config=config)
     for row in (1, 2):
         others, others_slots = torch.randn_like(x) * 100, slots.roll(1)
         others[row], others_slots[row] = x[row], slots[row]
         inputs["x"] = others
-        delta = shrink(others, others_slots, matrices)
+        delta = SlotRows(others_slots, matrices)
         assert torch.equal(skinny_linear(**inputs, delta=delta, config=config)[row], together[row])
 
 
@@ -112,15 +113,14 @@ def test_an_adapter_of_zeros_changes_nothing(device):
     matrices = slot_matrices(device, 96, (24,), torch.float16)
     matrices.b[:] = 0
     slots = torch.zeros(4, dtype=torch.int32, device=device)
-    delta = shrink(inputs["x"], slots, matrices)
-    assert torch.equal(skinny_linear(**inputs, delta=delta), skinny_linear(**inputs))
+    assert torch.equal(skinny_linear(**inputs, delta=SlotRows(slots, matrices)), skinny_linear(**inputs))
 
 
 def test_reference_adds_the_same(device):
     inputs, _ = case(device, 4, 96, 24, torch.float16)
     matrices, slots = slot_matrices(device, 96, (24,), torch.float16), slots_of_rows(device, 4)
-    expected = skinny_linear_reference(**inputs, delta=shrink_reference(inputs["x"], slots, matrices))
-    out = skinny_linear(**inputs, delta=shrink(inputs["x"], slots, matrices))
+    expected = skinny_linear_reference(**inputs, delta=SlotRows(slots, matrices))
+    out = skinny_linear(**inputs, delta=SlotRows(slots, matrices))
     torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
 
 
