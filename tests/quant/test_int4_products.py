@@ -1,0 +1,95 @@
+"""Models whose layers multiply in four bits by the kernels of a GPU, against the same weights in float32.
+
+On a CPU the kernels run under Triton's interpreter.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from roseinfer.kernels.common.triton_support import HAS_TRITON
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.loader import load_model
+from roseinfer.quant.int4_format import Int4Format, cuda_product
+from roseinfer.quant.int4_scheme import Int4Scheme
+from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
+from tests.helpers.int4_files import DISORDERED, MAKERS, Int4Maker, quantise_folder
+from tests.helpers.interpreter import hurry
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
+    pytest.mark.filterwarnings("ignore:overflow"),  # the interpreter's exponentials
+]
+
+ON_GPU = torch.cuda.is_available()
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2 if ON_GPU else 1}
+# A prompt is cut into chunks of different lengths: each has a kernel of its own.
+COUNTS = (1, 7, 12, 20) if ON_GPU else (1, 7, 12)
+TOKENS = [(7 * number) % 96 for number in range(sum(COUNTS))]
+# Activations and results are rounded to 16 bits: twice what a CPU's products in these dtypes differ by. The interpreter
+# has no products in bfloat16.
+MAX_RELATIVE_ERRORS = {"bfloat16": 0.03, "float16": 0.005} if ON_GPU else {"float16": 0.005}
+
+
+def logits(path: Path, device: str, dtype: str, **options: Any) -> torch.Tensor:
+    spec = read_model_spec(path)
+    runner = HandRunner(
+        load_model(path, spec, dtype=dtype, device=torch.device(device), load_format="auto", seed=0, **options)
+    )
+    table = runner.blocks.table(len(TOKENS))
+    found, start = [], 0
+    for count in COUNTS:
+        found += runner.run([HandRow(tokens=TOKENS, table=table, start=start, count=count)])
+        start += count
+    return torch.cat(found)
+
+
+def check(path: Path) -> None:
+    hurry()
+    scheme = read_model_spec(path).quantization
+    assert isinstance(scheme, Int4Scheme)
+    expected = logits(path, "cpu", "float32")
+    for dtype, error in MAX_RELATIVE_ERRORS.items():
+        # A GPU chooses this format itself.
+        options = {} if ON_GPU else {"weight_format": Int4Format(scheme, cuda_product)}
+        found = logits(path, "cuda" if ON_GPU else "cpu", dtype, **options)
+        assert (found - expected).norm() / expected.norm() < error
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_a_gpu_keeps_four_bits(tmp_path: Path) -> None:
+    save_reference(make_reference("qwen2", **SIZES), tmp_path)
+    quantise_folder(tmp_path, MAKERS[0])
+    options: dict[str, Any] = {"device": torch.device("cuda"), "load_format": "auto", "seed": 0}
+    model = load_model(tmp_path, read_model_spec(tmp_path), dtype="auto", **options)
+    assert model.weights == "int4 in groups of 32"
+
+
+@pytest.mark.parametrize("maker", [*MAKERS, *DISORDERED], ids=lambda maker: f"{maker.name}{maker in DISORDERED}")
+def test_checkpoints(tmp_path: Path, maker: Int4Maker) -> None:
+    save_reference(make_reference("qwen2", **SIZES), tmp_path)
+    quantise_folder(tmp_path, maker)
+    check(tmp_path)
+
+
+def small(encoding: str, shape: tuple[int, int]) -> np.ndarray:
+    """Return blocks of small weights: activations of the others would be beyond float16."""
+    data, (block, halves) = quantised(encoding, shape), {"Q4_0": (18, 2), "Q4_K": (144, 4)}[encoding]
+    factors = data.reshape(-1, block)[:, :halves].copy().view(np.float16) / 16
+    data.reshape(-1, block)[:, :halves] = factors.astype(np.float16).view(np.uint8)
+    return data
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_K"])
+def test_gguf_files(tmp_path: Path, encoding: str) -> None:
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+        layer = name.startswith("blk.") and values.ndim == 2
+        return (small(encoding, values.shape), encoding) if layer else (values, "F32")
+
+    reference = make_reference("llama", **SIZES)
+    check(write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode)))
