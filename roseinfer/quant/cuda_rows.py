@@ -66,8 +66,8 @@ class SkinnyMatmul:
         delta: slots of rows, whose adapters change the outputs before the epilogue.
         """
         if self._inputs is not None:
-            x, norm = (x.contiguous() if norm is None else norm(x)), None
-            delta = None if delta is None else delta._replace(inputs=x)
+            x, norm = (x if norm is None else norm(x)), None
+            delta = None if delta is None else delta._replace(inputs=x.contiguous())
             x = x.index_select(1, self._inputs)
         return self._linear(
             x,

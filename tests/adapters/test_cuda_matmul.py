@@ -58,8 +58,9 @@ def base_product(kind: str, outs: int, width: int, epilogue: Epilogue):
     weight = torch.randn(outs, width, device=DEVICE) / width**0.5
     if kind == "plain":
         return CudaMatmul(weight.to(DTYPE), None, epilogue)
-    if kind == "int4":
-        return Int4Matmul(Int4Weight.of(weight, 64), None, epilogue)
+    if kind in ("int4", "permuted int4"):
+        inputs = torch.randperm(width, device=DEVICE) if kind != "int4" else None
+        return Int4Matmul(Int4Weight.of(weight, 64), None, epilogue, inputs)
     return Fp8Matmul(Fp8Weight.of(weight, block=kind == "block"), None, epilogue, Parts.allocate(DEVICE))
 
 
@@ -91,7 +92,12 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1
     assert (error < tolerance).all(), error  # NaN fails too
 
 
-@pairwise(kind=["plain", "channel", "block", "int4"], count=[FEW, MANY], gated=[False, True], normed=[False, True])
+@pairwise(
+    kind=["plain", "channel", "block", "int4", "permuted int4"],
+    count=[FEW, MANY],
+    gated=[False, True],
+    normed=[False, True],
+)
 def test_products(kind: str, count: int, gated: bool, normed: bool) -> None:
     epilogue, modules = (SILU, (HIDDEN, HIDDEN)) if gated else (NO_EPILOGUE, (128, 64, 64))
     base, step = base_product(kind, sum(modules), WIDTH, epilogue), StepAdapters()
