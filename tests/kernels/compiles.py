@@ -62,6 +62,8 @@ DELTA_STRIDES = (
 DELTA = dict.fromkeys(("slots_ptr", "ranks_ptr", "starts_ptr", "arrived_ptr"), "*i32")
 DELTA |= {"sums_ptr": "*fp32", "lead_x_ptr": "*bf16", "a_ptr": "*bf16", "b_ptr": "*bf16"}
 SLOT_SIZES = {"RANK": 32, "R": 32, "PLACES": 32, "COLUMNS": 96, "LEAD": 2, "CHUNK": 64}
+# Matrices of which a program cannot hold its part.
+MANY_PLACES = SLOT_SIZES | {"ROWS": 16, "RANK": 512, "PLACES": 512, "COLUMNS": 1536}
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
 
 
@@ -108,11 +110,12 @@ def main(*, everything: bool) -> None:
         }
         pointers = {} if scales == "none" else {"w_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
         read(skinny_kernel, constants, pointers)
-        read(skinny_kernel, constants | SLOT_SIZES, pointers | DELTA)
+        slots = MANY_PLACES if gated else SLOT_SIZES
+        read(skinny_kernel, constants | slots, pointers | DELTA)
         if scales != "none":
             pairs = {"K": 256, "BLOCK_N": 4, "BLOCK_K": 128, "NORM": "rms", "STAY": True, "COMPILED": True}
             read(skinny_pairs_kernel, constants | pairs, pointers)
-            read(skinny_pairs_kernel, constants | pairs | SLOT_SIZES, pointers | DELTA)
+            read(skinny_pairs_kernel, constants | pairs | slots | {"ROWS": 2}, pointers | DELTA)
     read_direct(False)
     read_direct(True)
     for group in (32, 128):
@@ -208,10 +211,12 @@ def read_int4(group) -> None:
         "COMPILED": True,
     }
     read(skinny_int4_kernel, constants | ({} if group == 32 else {"norm_weight_ptr": None}), pointers)
-    read(skinny_int4_kernel, constants | SLOT_SIZES, pointers | DELTA)
+    for slots in (SLOT_SIZES, MANY_PLACES | {"ROWS": constants["ROWS"]}):
+        read(skinny_int4_kernel, constants | slots, pointers | DELTA)
     pointers |= {"w_ptr": "*u8", "columns": "i32", "N": "i32"}
     direct = {"ROWS": 8, "BLOCK_N": 16, "BLOCK_K": 512, "AHEAD": True, "WARPS": 4}
     read(skinny_direct_kernel, constants | direct, pointers)
+    read(skinny_direct_kernel, constants | direct | SLOT_SIZES, pointers | DELTA)
     read(int4_widening_kernel, constants | {"K": 512, "BLOCK_K": 512}, pointers)
     tiles = {"N": 200, "K": 512, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "SHARES": 2, "ADD": group == 32}
     tiles |= {"WEIGHT_FIRST": group == 32, "PREFETCH": 256}

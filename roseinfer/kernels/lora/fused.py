@@ -94,11 +94,11 @@ def read_ranks(slots, ranks_ptr, RANK: tl.constexpr, COLUMNS: tl.constexpr, LEAD
 
 @triton.jit
 def read_b(slots, ranks, w_rows, outs, b_ptr, RANK: tl.constexpr, PLACES: tl.constexpr):
-    """Return B [rows, outputs w_rows, places of the rank], or None if it is too large to hold. outs: rows of B."""
+    """Return B [rows, outputs w_rows, places of the rank], or [1] zero if it is too large to hold. outs: rows of B."""
     if slots.shape[0] * w_rows.shape[0] * PLACES <= _MAX_EARLY:
         return _read_piece(_b_tile(slots, ranks, w_rows, outs, b_ptr, RANK), ranks, 0, PLACES)
     else:
-        return None
+        return tl.zeros([1], tl.float32)
 
 
 @triton.jit
@@ -137,11 +137,11 @@ def leave(first, programs, leads, arrived_ptr):
 
 @triton.jit
 def read_sums(b, ready, ranks, m, starts, sums_ptr, PLACES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return sums for `read_b`, zeros if they are not ready, None if it returned that. starts: of the outputs."""
-    if b is not None:
+    """Return sums for `read_b`, zeros if they are not ready; [1] zero if it returned that. starts: of the outputs."""
+    if len(b.shape) == 3:
         return _read_piece(_s_tile(m, starts, sums_ptr, COLUMNS), tl.where(ready, ranks, 0), 0, PLACES)
     else:
-        return None
+        return b
 
 
 @triton.jit
@@ -160,7 +160,7 @@ def add_delta(
     The places of a rank are added in one order, so a row's outputs do not depend on the other rows. Rows without an
     adapter are returned as they are.
     """
-    if b is not None:
+    if len(b.shape) == 3:
         delta = tl.sum(b * s, 2)
     else:
         b_tile, s_tile = _b_tile(slots, ranks, w_rows, outs, b_ptr, RANK), _s_tile(m, starts, sums_ptr, COLUMNS)
