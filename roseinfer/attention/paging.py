@@ -7,7 +7,6 @@ import torch
 
 from roseinfer.attention.kv_fp8 import CodeWidener
 from roseinfer.kernels.common.fp8_codes import CODES
-from roseinfer.kernels.cpu import native
 
 
 class PagedRows:
@@ -32,15 +31,6 @@ class PagedRows:
         self._plane_starts = torch.arange(2 * layers, device=self.rows.device)[:, None] * block_size
         self._buffers = {kind: torch.empty(0, dtype=kind, device=part.device) for kind in (self.rows.dtype, dtype)}
         self._block_of = self._offset_of = self._plane_starts.new_empty(0)
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Tokens of a block, and its rows."""
-        return self.block_size, self._rows_per_block
-
-    def plane(self, layer: int) -> int:
-        """Return the first row of a layer's K in a block; V's follow K's."""
-        return 2 * layer * self.block_size
 
     def of_slots(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the row numbers [2 * layers, n] of slots [n] int64, none of them negative (see `Paging.slots`)."""
@@ -100,17 +90,6 @@ class SlotWriter:
             k, v = k[self._tokens], v[self._tokens]
         self._target.index_copy_(0, self._rows[2 * layer], k.flatten(1))
         self._target.index_copy_(0, self._rows[2 * layer + 1], v.flatten(1))
-
-
-class NativeWriter:
-    """`SlotWriter` by a compiled function, for K and V in float32."""
-
-    def __init__(self, slots: torch.Tensor, paged: PagedRows) -> None:
-        self._slots, self._paged = slots, paged
-
-    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        paged = self._paged
-        native.store_rows(paged.rows, k.flatten(1), v.flatten(1), self._slots, paged.blocks, paged.plane(layer))
 
 
 class ContextReader:

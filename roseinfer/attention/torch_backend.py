@@ -17,11 +17,10 @@ from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_fp8 import narrow
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
-from roseinfer.attention.paging import ContextReader, NativeWriter, PagedRows, SlotWriter
+from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
 from roseinfer.attention.softmax import Softmax
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.kernels.common.fp8_codes import CODES
-from roseinfer.kernels.cpu import native
 from roseinfer.quant.cpu_matmul import SingleThread
 
 # Decoding rows are attended together if their contexts share a power of two, starting at so many tokens. So no longer
@@ -100,7 +99,7 @@ class _Kind(NamedTuple):
 class _Plan(NamedTuple):
     """Writing of a step's K and V for layers of one kind, and the pieces in which they attend."""
 
-    writer: SlotWriter | NativeWriter
+    writer: SlotWriter
     pieces: list[_Piece]
 
 
@@ -116,7 +115,6 @@ class TorchAttention:
         self._paged: list[PagedRows] = []
         self._kinds: list[_Kind] = []
         self._plans: dict[_Kind, _Plan] = {}
-        self._native = False  # whether compiled functions write K and V and attend for decoding rows
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         if self._store is not store:
@@ -124,20 +122,12 @@ class TorchAttention:
             self._paged = [PagedRows(part, self._dtype) for part in store.parts]
             kinds = zip(store.places, store.group_of, self._specs, strict=True)
             self._kinds = [_Kind(place.part, group, _Visible.of(spec)) for place, group, spec in kinds]
-            floats = self._dtype is store.dtype is torch.float32 and store.parts[0].device.type == "cpu"
-            self._native = floats and all(map(_is_native, self._specs))
         self._positions = batch.positions
         self._plans = {kind: self._plan(kind, batch) for kind in dict.fromkeys(self._kinds)}
 
     def _plan(self, kind: _Kind, batch: ForwardBatch) -> _Plan:
-        paged, paging, band = self._paged[kind.part], batch.paging[kind.group], self._bands[kind.visible]
-        if not self._native:
-            return _Plan(SlotWriter(paging.slots, paged), _split(batch, paging, paged, band))
-        decodes = next((row for row, count in enumerate(batch.query_lens) if count > 1), batch.num_rows)
-        pieces: list[_Piece] = [_NativeDecoding(batch, paging, paged, kind.visible, decodes)] if decodes else []
-        if decodes < batch.num_rows:
-            pieces += _split(batch, paging, paged, band, decodes)
-        return _Plan(NativeWriter(paging.slots, paged), pieces)
+        paged, paging = self._paged[kind.part], batch.paging[kind.group]
+        return _Plan(SlotWriter(paging.slots, paged), _split(batch, paging, paged, self._bands[kind.visible]))
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         q, k, v = heads.split(qkv, self._positions)
@@ -214,16 +204,9 @@ class TorchAttention:
         return out
 
 
-def _is_native(spec: AttentionSpec) -> bool:
-    """Return True if compiled functions attend in layers of this kind."""
-    if native.instructions() is None or spec.sinks or spec.head_dim % native.MULTIPLE_HEAD_COLUMNS:
-        return False
-    return spec.group <= native.MAX_GROUP_HEADS
-
-
-def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band", first: int = 0) -> list[_Piece]:
-    """Split the batch's rows from `first` on into pieces, for layers of the band's kind."""
-    rows = _rows(batch, band.visible)[first:]
+def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band") -> list[_Piece]:
+    """Split the batch into pieces, for layers of the band's kind."""
+    rows = _rows(batch, band.visible)
     whole = [row for row in rows if row.count > 1 and row.context == row.count and not band.hides(row.count)]
     chunks = [row for row in rows if row.count > 1 and (row.context > row.count or band.hides(row.count))]
     if chunks:
@@ -269,31 +252,6 @@ class _Decoding:
             grouped = q.view(rows, keys.shape[1], -1, dim)
             out = softmax.attend(grouped, keys, values, self._mask)
         return out.reshape(rows, heads, dim)
-
-
-class _NativeDecoding:
-    """The batch's first `count` rows, of one query each, by compiled functions: nothing is gathered or padded."""
-
-    def __init__(self, batch: ForwardBatch, paging: Paging, paged: PagedRows, visible: _Visible, count: int) -> None:
-        self.tokens: slice | torch.Tensor = slice(0, count)
-        self._batch, self._paging, self._paged, self._visible = batch, paging, paged, visible
-        self._total = sum(batch.context_lens[:count])
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax) -> torch.Tensor:
-        batch, paged = self._batch, self._paged
-        return native.attend_rows(
-            q,
-            paged.rows,
-            self._paging.tables,
-            batch.table_rows,
-            batch.context_len,
-            kv_heads=paged.kv_heads,
-            blocks=paged.blocks,
-            plane=paged.plane(layer),
-            visible=self._visible,
-            scale=softmax.scale,
-            tokens=self._total,
-        )
 
 
 class _WholePrompts:

@@ -54,7 +54,7 @@ def test_an_override_of_the_generation_config_sets_the_default_sampling() -> Non
         {"tokenizer_mode": "mistral"},
         {"hf_overrides": {"rope_theta": 1.0}},
         {"logits_processors": [print]},
-        {"quantization": "awq"},
+        {"quantization": "bitsandbytes"},
         {"reasoning_parser": "qwen3"},
         {"runner": "draft"},
     ],

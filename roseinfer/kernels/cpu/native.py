@@ -1,7 +1,7 @@
 """Compiled functions for rows of a step on a CPU, built from `rows.c` with the package if there is a C compiler.
 
 Everything works without them, in PyTorch's operators. They save the operators' own time, which is most of a step of one
-row: an int8 layer is one call, and attention of decoding rows another. They need x86-64, Linux and AVX2.
+row: an int8 layer is one call. They need x86-64, Linux and AVX2.
 """
 
 from copy import copy
@@ -15,15 +15,13 @@ except ImportError:
     _rows = None
 
 # Version of the functions' arguments, also in rows.c: those of an older installation are not used.
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 if _rows is not None and _rows.INTERFACE_VERSION != INTERFACE_VERSION:
     _rows = None
 
 # Numbers of a row that the loops handle at once.
 MULTIPLE_COLUMNS = 64
-MULTIPLE_HEAD_COLUMNS = 8
 _MULTIPLE_ROWS = 4  # of a product at once
-MAX_GROUP_HEADS = 64
 _ACTIVATIONS = {None: 0, "gelu_tanh": 1, "silu": 2}
 
 # Weight, bias (None: an RMSNorm) and epsilon of a norm.
@@ -128,73 +126,6 @@ def activate(x: torch.Tensor, activation: str | None, *, gated: bool) -> torch.T
     out = torch.empty(x.shape[0], x.shape[1] // 2 if gated else x.shape[1])
     after = (0, 0, _ACTIVATIONS[activation], gated, 0)
     _rows.finish(x.data_ptr(), *x.shape, *after, out.data_ptr(), torch.get_num_threads())
-    return out
-
-
-def store_rows(
-    rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, blocks: tuple[int, int], plane: int
-) -> None:
-    """Write k and v [T, kv_heads, D] float32 to `rows` (see `PagedRows`), except for tokens with a negative slot.
-
-    slots: [T] int64. blocks: tokens of a block, and rows of one. plane: row of a layer's K in a block; V's follow.
-    """
-    _rows.store(
-        len(slots),
-        k.data_ptr(),
-        k.stride(0),
-        v.data_ptr(),
-        v.stride(0),
-        slots.data_ptr(),
-        rows.data_ptr(),
-        rows.shape[1],
-        *blocks,
-        plane,
-    )
-
-
-def attend_rows(
-    q: torch.Tensor,
-    rows: torch.Tensor,
-    tables: torch.Tensor,
-    table_rows: torch.Tensor,
-    contexts: torch.Tensor,
-    *,
-    kv_heads: int,
-    blocks: tuple[int, int],
-    plane: int,
-    visible: tuple[int | None, bool],
-    scale: float,
-    tokens: int,
-) -> torch.Tensor:
-    """Return the attention [n, heads, D] float32 of rows with one query each, q [n, heads, D], over their contexts.
-
-    tables: [S, B] int32; row i's is table_rows[i]. contexts: [n] int32. visible: window or None, and whether the first
-    key is seen by the first query only. tokens: sum of the contexts. `rows`, `blocks`, `plane`: as in `store_rows`.
-    """
-    count, heads, dim = q.shape
-    out = torch.empty(q.shape)
-    window, skips_first = visible
-    _rows.decode(
-        count,
-        q.data_ptr(),
-        q.stride(0),
-        heads,
-        kv_heads,
-        dim,
-        rows.data_ptr(),
-        tables.data_ptr(),
-        tables.stride(0),
-        table_rows.data_ptr(),
-        contexts.data_ptr(),
-        *blocks,
-        plane,
-        window or 0,
-        skips_first,
-        scale,
-        out.data_ptr(),
-        torch.get_num_threads(),
-        tokens,
-    )
     return out
 
 

@@ -1,5 +1,5 @@
-/* Rows of a step on a CPU with AVX2: int8 products, the operations around them, attention of decoding rows. `native.py`
- * describes the functions. Addresses are those of contiguous tensors unless strides are passed.
+/* Rows of a step on a CPU with AVX2: int8 products and the operations around them. `native.py` describes the
+ * functions. Addresses are those of contiguous tensors.
  *
  * Sums of codes are exact integers, so the instructions that compute them do not change a result. Every row is computed
  * alone and in one order: its result depends neither on the other rows nor on the number of threads.
@@ -392,85 +392,6 @@ AVX2 static void multiply(const void *arg, int64_t first, int64_t last) {
     }
 }
 
-/* --- attention of rows with one query each ------------------------------------------------------------------------ */
-enum { KEYS = 64, MAX_GROUP = 64 };
-typedef struct {
-    const float *q;
-    int64_t q_stride, heads, kv_heads, dim;
-    const float *store; /* [rows, kv_heads * dim] */
-    const int32_t *tables, *table_rows, *contexts;
-    int64_t table_width, block_size, block_rows, plane; /* plane: a block's first row of K; V's follow K's */
-    int64_t window, skips_first;
-    float scale;
-    float *out;
-} Attention;
-
-AVX2 INLINE void attend_keys(const Attention *job, const float **keys, const float **values, int64_t count,
-                             const float *q, float *out, float *most, float *total) {
-    float scores[KEYS];
-    float high = *most;
-    int64_t dim = job->dim;
-    for (int64_t t = 0; t < count; t++) {
-        f8 sum = _mm256_setzero_ps();
-        for (int64_t d = 0; d < dim; d += 8)
-            sum = _mm256_fmadd_ps(_mm256_loadu_ps(q + d), _mm256_loadu_ps(keys[t] + d), sum);
-        scores[t] = sum_of(sum) * job->scale;
-        if (!(scores[t] <= high)) high = scores[t]; /* NaN too */
-    }
-    for (int64_t t = count; t < (count + 7) / 8 * 8; t++) scores[t] = -INFINITY;
-    f8 sum = _mm256_setzero_ps(), top = _mm256_set1_ps(high);
-    for (int64_t t = 0; t < count; t += 8) {
-        f8 p = exp_of(_mm256_sub_ps(_mm256_loadu_ps(scores + t), top));
-        _mm256_storeu_ps(scores + t, p);
-        if (t + 8 > count) p = load(scores + t, count - t);
-        sum = _mm256_add_ps(sum, p);
-    }
-    int started = *most != -INFINITY;
-    float shrink = started ? expf(*most - high) : 0;
-    *total = *total * shrink + sum_of(sum);
-    *most = high;
-    for (int64_t d = 0; d < dim; d += 8) {
-        f8 part = _mm256_setzero_ps();
-        if (started) part = _mm256_mul_ps(_mm256_loadu_ps(out + d), _mm256_set1_ps(shrink));
-        for (int64_t t = 0; t < count; t++)
-            part = _mm256_fmadd_ps(_mm256_set1_ps(scores[t]), _mm256_loadu_ps(values[t] + d), part);
-        _mm256_storeu_ps(out + d, part);
-    }
-}
-
-/* Pairs [first, last) of a row and a KV head. */
-AVX2 static void attend(const void *arg, int64_t first, int64_t last) {
-    const Attention *job = arg;
-    int64_t dim = job->dim, group = job->heads / job->kv_heads, stride = job->kv_heads * dim;
-    for (int64_t pair = first; pair < last; pair++) {
-        int64_t row = pair / job->kv_heads, head = pair % job->kv_heads;
-        const int32_t *table = job->tables + job->table_rows[row] * job->table_width;
-        int64_t end = job->contexts[row], begin = job->window && end > job->window ? end - job->window : 0;
-        if (job->skips_first && end > 1 && begin == 0) begin = 1;
-        const float *q = job->q + row * job->q_stride + head * group * dim;
-        float *out = job->out + (row * job->heads + head * group) * dim;
-        float most[MAX_GROUP], total[MAX_GROUP];
-        for (int64_t g = 0; g < group; g++) most[g] = -INFINITY, total[g] = 0;
-        for (int64_t start = begin; start < end; start += KEYS) {
-            const float *keys[KEYS], *values[KEYS];
-            int64_t count = end - start < KEYS ? end - start : KEYS;
-            for (int64_t t = 0; t < count; t++) {
-                int64_t at = start + t;
-                int64_t line = table[at / job->block_size] * job->block_rows + job->plane + at % job->block_size;
-                keys[t] = job->store + line * stride + head * dim;
-                values[t] = keys[t] + job->block_size * stride;
-            }
-            for (int64_t g = 0; g < group; g++)
-                attend_keys(job, keys, values, count, q + g * dim, out + g * dim, most + g, total + g);
-        }
-        for (int64_t g = 0; g < group; g++)
-            for (int64_t d = 0; d < dim; d += 8) {
-                f8 part = _mm256_div_ps(_mm256_loadu_ps(out + g * dim + d), _mm256_set1_ps(total[g]));
-                _mm256_storeu_ps(out + g * dim + d, part);
-            }
-    }
-}
-
 /* --- Python ------------------------------------------------------------------------------------------------------- */
 static int read_numbers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int64_t *numbers) {
     if (given != wanted) {
@@ -561,37 +482,6 @@ static PyObject *finish(PyObject *self, PyObject *const *args, Py_ssize_t given)
     Py_RETURN_NONE;
 }
 
-static PyObject *store(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[11];
-    (void)self;
-    if (!read_numbers(args, given, 11, n)) return NULL;
-    const float *k = POINTER(1), *v = POINTER(3);
-    const int64_t *slots = POINTER(5);
-    float *rows = POINTER(6);
-    int64_t width = n[7], block_size = n[8], block_rows = n[9], plane = n[10];
-    for (int64_t i = 0; i < n[0]; i++) {
-        if (slots[i] < 0) continue;
-        float *to = rows + (slots[i] / block_size * block_rows + plane + slots[i] % block_size) * width;
-        memcpy(to, k + i * n[2], sizeof(float) * width);
-        memcpy(to + block_size * width, v + i * n[4], sizeof(float) * width);
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *decode(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[20];
-    (void)self;
-    if (!read_numbers(args, given, 20, n)) return NULL;
-    Attention job = {.q = POINTER(1), .q_stride = n[2], .heads = n[3], .kv_heads = n[4], .dim = n[5],
-                     .store = POINTER(6), .tables = POINTER(7), .table_width = n[8], .table_rows = POINTER(9), .contexts = POINTER(10),
-                     .block_size = n[11], .block_rows = n[12], .plane = n[13], .window = n[14], .skips_first = n[15],
-                     .scale = as_float(n[16]), .out = POINTER(17)};
-    Py_BEGIN_ALLOW_THREADS
-    share(attend, &job, n[0] * job.kv_heads, 1, n[18], n[19] * job.heads * job.dim * ROW_COST);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static const char *choose_sums(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NULL;
@@ -613,9 +503,7 @@ static PyMethodDef functions[] = {
     {"weight", (PyCFunction)(void (*)(void))new_weight, METH_FASTCALL, NULL},
     {"linear", (PyCFunction)(void (*)(void))linear, METH_FASTCALL, NULL},
     {"prepare", (PyCFunction)(void (*)(void))prepare, METH_FASTCALL, NULL},
-    {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL, NULL},
     {"finish", (PyCFunction)(void (*)(void))finish, METH_FASTCALL, NULL},
-    {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 #else
@@ -636,6 +524,6 @@ PyMODINIT_FUNC PyInit__rows(void) {
     pthread_atfork(NULL, NULL, forget_workers);
     PyObject *made = PyModule_Create(&module);
     if (made && PyModule_AddStringConstant(made, "INSTRUCTIONS", instructions)) return NULL;
-    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 1)) return NULL; /* of arguments: see native.py */
+    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 2)) return NULL; /* of arguments: see native.py */
     return made;
 }
