@@ -124,8 +124,12 @@ def head_product(weight: Int8Weight, *, both: bool) -> Int8Product:
 
 
 def many_product(weight: Int8Weight, *, both: bool) -> tuple[OnednnProduct | None, int]:
-    """Return oneDNN's product, None unless `both` is set and the CPU gains from it, and its fewest rows."""
-    return (OnednnProduct(weight) if both and has_fast_onednn() else None), _MIN_ONEDNN_ROWS
+    """Return oneDNN's product, None unless `both` is set and the CPU gains from it, and its fewest rows.
+
+    It takes codes of 8 bits only, where the product of few rows may need codes of 7.
+    """
+    usable = both and has_fast_onednn() and activation_codes() == MAX_CODE
+    return (OnednnProduct(weight) if usable else None), _MIN_ONEDNN_ROWS
 
 
 def unsupported_reason() -> str | None:
