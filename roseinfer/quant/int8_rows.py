@@ -1,4 +1,4 @@
-"""Linear layer in int8 on a CPU by compiled functions, which do everything around the product as well."""
+"""Linear layer in int8 on a CPU by compiled functions, which do what is around the product as well, but for gates."""
 
 from collections.abc import Callable
 from copy import copy
@@ -58,8 +58,7 @@ class Int8RowsMatmul:
         """
         self._many, self._many_rows = many, many_rows
         self._left: Callable[[torch.Tensor], torch.Tensor] | None = None
-        outs = len(weight.codes)
-        if not native.has_activation(epilogue.activation, gated=epilogue.gated, outs=outs):
+        if epilogue.gated or not native.has_activation(epilogue.activation):
             left, epilogue = epilogue, NO_EPILOGUE
             self._left = lambda result: activate(result, left)
         self._rows = native.Int8Rows(
@@ -69,7 +68,6 @@ class Int8RowsMatmul:
             block=rotation.block,
             max_code=activation_codes(),
             activation=epilogue.activation,
-            gated=epilogue.gated,
             threads=torch.get_num_threads(),
         )
         self._narrows = True  # the result to the dtype of x

@@ -15,7 +15,7 @@ except ImportError:
     _rows = None
 
 # Version of the functions' arguments, also in rows.c: those of an older installation are not used.
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 3
 if _rows is not None and _rows.INTERFACE_VERSION != INTERFACE_VERSION:
     _rows = None
 
@@ -33,14 +33,15 @@ def instructions() -> str | None:
     return None if _rows is None else _rows.INSTRUCTIONS
 
 
-def has_activation(name: str | None, *, gated: bool, outs: int) -> bool:
-    """Return True if `Int8Rows` applies this activation to `outs` outputs, of which halves are multiplied if gated."""
-    return name in _ACTIVATIONS and not (gated and outs % (2 * _MULTIPLE_ROWS))
+def has_activation(name: str | None) -> bool:
+    """Return True if `Int8Rows` applies this activation."""
+    return name in _ACTIVATIONS
 
 
-def activates(x: torch.Tensor, activation: str | None) -> bool:
-    """Return True if `activate` takes x, float32 on a CPU."""
-    return _rows is not None and bool(_ACTIVATIONS.get(activation)) and x.ndim == 2 and x.is_contiguous()
+def activates(x: torch.Tensor, activation: str) -> bool:
+    """Return True if `activate` takes x and this activation."""
+    floats = x.dtype is torch.float32 and x.device.type == "cpu" and x.ndim == 2 and x.is_contiguous()
+    return _rows is not None and floats and activation in _ACTIVATIONS
 
 
 class Int8Rows:
@@ -60,7 +61,6 @@ class Int8Rows:
         block: int,
         max_code: int,
         activation: str | None = None,
-        gated: bool = False,
         threads: int,
     ) -> None:
         """codes: [N, K] int8; the caller may drop them. scales: [N] float32. bias: [N] float32."""
@@ -69,19 +69,19 @@ class Int8Rows:
         steps = scales * torch.tensor(1 / max_code)
         shifts = codes.sum(1, dtype=torch.int32).mul_(max_code + 1)
         self._kept = (_interleaved(codes), steps, shifts, bias)
-        self._set_activation(activation, gated)
+        self.out_width = len(codes)
+        self._set_activation(activation)
 
-    def _set_activation(self, activation: str | None, gated: bool) -> None:
-        self._activation, self._gated = _ACTIVATIONS[activation], gated
-        self.out_width = self._shape[0] // 2 if gated else self._shape[0]
+    def _set_activation(self, activation: str | None) -> None:
+        self._activation = _ACTIVATIONS[activation]
         addresses = [_address(tensor) for tensor in self._kept]
-        after = (self._activation, gated, self._threads)
+        after = (self._activation, self._threads)
         self._weight = _rows.weight(*self._shape, self._block, self._max_code, *addresses, *after)
 
     def bare(self) -> "Int8Rows":
         """Return the product without the activation; it shares the weight."""
         other = copy(self)
-        other._set_activation(None, False)
+        other._set_activation(None)
         return other
 
     def __call__(
@@ -114,17 +114,14 @@ class Int8Rows:
 
     def finish(self, y: torch.Tensor, largest: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor) -> None:
         """Write the result to `out` for y [T, N]: the products of codes times scales / max_code."""
-        after = (_address(self._bias), self._activation, self._gated, _address(residual))
+        after = (_address(self._bias), self._activation, _address(residual))
         _rows.finish(y.data_ptr(), *y.shape, largest.data_ptr(), *after, out.data_ptr(), self._threads)
 
 
-def activate(x: torch.Tensor, activation: str | None, *, gated: bool) -> torch.Tensor:
-    """Return activation(x), or activation(gate) * up for x = gate and up side by side; x is contiguous float32 [T, N].
-
-    The bits are those of an `Int8Rows` with this activation.
-    """
-    out = torch.empty(x.shape[0], x.shape[1] // 2 if gated else x.shape[1])
-    after = (0, 0, _ACTIVATIONS[activation], gated, 0)
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return activation(x) for x [T, N], contiguous float32, with the bits of an `Int8Rows` with this activation."""
+    out = torch.empty(x.shape)
+    after = (0, 0, _ACTIVATIONS[activation], 0)
     _rows.finish(x.data_ptr(), *x.shape, *after, out.data_ptr(), torch.get_num_threads())
     return out
 

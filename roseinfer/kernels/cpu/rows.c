@@ -36,18 +36,15 @@ static struct {
     atomic_uint round; /* odd while a job is open */
     atomic_int sleeping, inside;
     atomic_llong next;
-    int64_t count, piece;
+    int64_t count;
     Work work;
     const void *job;
     int workers;
 } pool = {.turn = PTHREAD_MUTEX_INITIALIZER};
 
 static void take_pieces(void) {
-    int64_t first;
-    while ((first = atomic_fetch_add(&pool.next, pool.piece)) < pool.count) {
-        int64_t last = first + pool.piece;
-        pool.work(pool.job, first, last < pool.count ? last : pool.count);
-    }
+    int64_t piece;
+    while ((piece = atomic_fetch_add(&pool.next, 1)) < pool.count) pool.work(pool.job, piece, piece + 1);
 }
 
 static void *serve(void *unused) {
@@ -90,8 +87,8 @@ static void start_workers(int wanted) {
 
 /* Do work(job, first, last) for parts of [0, count). cost: products, which decide whether sleeping workers are worth
  * starting. A caller that finds the workers taken does all of it. */
-static void share(Work work, const void *job, int64_t count, int64_t piece, int64_t threads, int64_t cost) {
-    if (threads <= 1 || count <= piece || cost < MIN_SHARED || pthread_mutex_trylock(&pool.turn)) {
+static void share(Work work, const void *job, int64_t count, int64_t threads, int64_t cost) {
+    if (threads <= 1 || count <= 1 || cost < MIN_SHARED || pthread_mutex_trylock(&pool.turn)) {
         work(job, 0, count);
         return;
     }
@@ -101,7 +98,7 @@ static void share(Work work, const void *job, int64_t count, int64_t piece, int6
         work(job, 0, count);
         return;
     }
-    pool.work = work, pool.job = job, pool.count = count, pool.piece = piece;
+    pool.work = work, pool.job = job, pool.count = count;
     atomic_store(&pool.next, 0);
     atomic_fetch_add(&pool.round, 1);
     if (atomic_load(&pool.sleeping)) syscall(SYS_futex, &pool.round, FUTEX_WAKE_PRIVATE, MAX_WORKERS, NULL, NULL, 0);
@@ -228,10 +225,10 @@ AVX2 static void before(const void *arg, int64_t first, int64_t last) {
 enum { PLAIN, GELU_TANH, SILU };
 typedef struct {
     const float *y; /* [rows, outs]: sums times the weight's scales */
-    int64_t outs;   /* of the product; a gated result is half as wide */
+    int64_t outs;
     const float *largest, *bias, *residual;
     float *out;
-    int activation, gated;
+    int activation;
 } After;
 
 AVX2 INLINE f8 activated(f8 x, int activation) {
@@ -253,38 +250,28 @@ AVX2 INLINE f8 load(const float *x, int64_t count) {
     return _mm256_loadu_ps(some);
 }
 
-AVX2 INLINE f8 scaled(const After *job, const float *y, f8 largest, int64_t at, int64_t left) {
-    f8 value = _mm256_mul_ps(load(y, left), largest);
-    return job->bias ? _mm256_add_ps(value, load(job->bias + at, left)) : value;
-}
-
-/* Outputs [first, last) of one row. y, up: where its sums of `first` are, and those of the second half if gated. */
-AVX2 INLINE void after_row(const After *job, int64_t row, const float *y, const float *up, int64_t first,
-                           int64_t last) {
-    int64_t width = job->gated ? job->outs / 2 : job->outs;
+/* Outputs [first, last) of one row. y: where its sums of `first` are. */
+AVX2 INLINE void after_row(const After *job, int64_t row, const float *y, int64_t first, int64_t last) {
     f8 largest = _mm256_set1_ps(job->largest ? job->largest[row] : 1.0f);
     for (int64_t i = first; i < last; i += 8) {
-        int64_t left = last - i;
-        f8 value = activated(scaled(job, y + i - first, largest, i, left), job->activation);
-        if (job->gated) value = _mm256_mul_ps(value, scaled(job, up + i - first, largest, width + i, left));
-        if (job->residual) value = _mm256_add_ps(value, load(job->residual + row * width + i, left));
+        int64_t left = last - i, at = row * job->outs + i;
+        f8 value = _mm256_mul_ps(load(y + i - first, left), largest);
+        if (job->bias) value = _mm256_add_ps(value, load(job->bias + i, left));
+        value = activated(value, job->activation);
+        if (job->residual) value = _mm256_add_ps(value, load(job->residual + at, left));
         if (left >= 8) {
-            _mm256_storeu_ps(job->out + row * width + i, value);
+            _mm256_storeu_ps(job->out + at, value);
             continue;
         }
         float some[8];
         _mm256_storeu_ps(some, value);
-        memcpy(job->out + row * width + i, some, sizeof(float) * left);
+        memcpy(job->out + at, some, sizeof(float) * left);
     }
 }
 
 AVX2 static void after(const void *arg, int64_t first, int64_t last) {
     const After *job = arg;
-    int64_t width = job->gated ? job->outs / 2 : job->outs;
-    for (int64_t row = first; row < last; row++) {
-        const float *y = job->y + row * job->outs;
-        after_row(job, row, y, y + width, 0, width);
-    }
+    for (int64_t row = first; row < last; row++) after_row(job, row, job->y + row * job->outs, 0, job->outs);
 }
 
 /* --- products of codes -------------------------------------------------------------------------------------------- */
@@ -296,7 +283,7 @@ typedef struct {
     const float *scales;   /* [outs]: of sums, for inputs up to 1 */
     const int32_t *shifts; /* [outs]: what the shift of inputs adds to each sum */
     const float *bias;
-    int activation, gated;
+    int activation;
     int64_t threads;
 } Weight;
 
@@ -369,25 +356,21 @@ enum { ROWS_AT_ONCE = 32 };
 AVX2 static void multiply(const void *arg, int64_t first, int64_t last) {
     const Product *job = arg;
     const Weight *weight = job->weight;
-    int64_t width = weight->gated ? weight->outs / 2 : weight->outs;
     int32_t sums[ROWS_AT_ONCE * PIECE];
-    float y[2][ROWS_AT_ONCE * PIECE];
-    for (int64_t start = first * PIECE; start < last * PIECE && start < width; start += PIECE) {
-        int64_t count = width - start < PIECE ? width - start : PIECE;
+    float y[ROWS_AT_ONCE * PIECE];
+    for (int64_t start = first * PIECE; start < last * PIECE && start < weight->outs; start += PIECE) {
+        int64_t count = weight->outs - start < PIECE ? weight->outs - start : PIECE;
         for (int64_t row = 0; row < job->rows; row += ROWS_AT_ONCE) {
             int64_t rows = job->rows - row < ROWS_AT_ONCE ? job->rows - row : ROWS_AT_ONCE;
-            for (int half = 0; half <= weight->gated; half++) {
-                int64_t out = start + half * width;
-                const uint8_t *x = job->codes + row * weight->width;
-                sums_of(x, rows, weight->codes + out * weight->width, weight->width, count, sums);
-                for (int64_t r = 0; r < rows; r++)
-                    for (int64_t o = 0; o < count; o++) {
-                        int32_t sum = sums[r * PIECE + o] - weight->shifts[out + o];
-                        y[half][r * PIECE + o] = (float)sum * weight->scales[out + o];
-                    }
+            const uint8_t *x = job->codes + row * weight->width;
+            sums_of(x, rows, weight->codes + start * weight->width, weight->width, count, sums);
+            for (int64_t r = 0; r < rows; r++) {
+                for (int64_t o = 0; o < count; o++) {
+                    int32_t sum = sums[r * PIECE + o] - weight->shifts[start + o];
+                    y[r * PIECE + o] = (float)sum * weight->scales[start + o];
+                }
+                after_row(&job->after, row + r, y + r * PIECE, start, start + count);
             }
-            for (int64_t r = 0; r < rows; r++)
-                after_row(&job->after, row + r, y[0] + r * PIECE, y[1] + r * PIECE, start, start + count);
         }
     }
 }
@@ -422,14 +405,14 @@ enum { ROW_COST = 16, READ_COST = 4 };
 static void free_weight(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, "weight")); }
 
 static PyObject *new_weight(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[11];
+    int64_t n[10];
     (void)self;
-    if (!read_numbers(args, given, 11, n)) return NULL;
+    if (!read_numbers(args, given, 10, n)) return NULL;
     Weight *weight = malloc(sizeof *weight);
     if (!weight) return PyErr_NoMemory();
     *weight = (Weight){.outs = n[0], .width = n[1], .block = n[2], .max_code = (float)n[3], .codes = POINTER(4),
                        .scales = POINTER(5), .shifts = POINTER(6), .bias = POINTER(7), .activation = (int)n[8],
-                       .gated = (int)n[9], .threads = n[10]};
+                       .threads = n[9]};
     return PyCapsule_New(weight, "weight", free_weight);
 }
 
@@ -439,7 +422,7 @@ static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given)
     if (given != 8) return PyErr_Format(PyExc_TypeError, "expected 8 arguments, got %zd", given);
     const Weight *weight = PyCapsule_GetPointer(args[0], "weight");
     if (!weight || !read_numbers(args + 1, given - 1, 7, n)) return NULL;
-    int64_t rows = n[0], width = weight->gated ? weight->outs / 2 : weight->outs;
+    int64_t rows = n[0];
     uint8_t *codes = malloc(rows * weight->width + rows * sizeof(float) + 1);
     if (!codes) return PyErr_NoMemory();
     float *largest = (float *)(codes + rows * weight->width);
@@ -448,11 +431,11 @@ static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given)
                        .largest = largest};
     Product product = {.weight = weight, .codes = codes, .rows = rows,
                        .after = {.outs = weight->outs, .largest = largest, .bias = weight->bias, .residual = POINTER(2),
-                                 .out = POINTER(3), .activation = weight->activation, .gated = weight->gated}};
+                                 .out = POINTER(3), .activation = weight->activation}};
     Py_BEGIN_ALLOW_THREADS
-    share(before, &prepared, rows, 1, weight->threads, rows * weight->width * ROW_COST);
+    share(before, &prepared, rows, weight->threads, rows * weight->width * ROW_COST);
     int64_t cost = (rows + READ_COST) * weight->outs * weight->width;
-    share(multiply, &product, (width + PIECE - 1) / PIECE, 1, weight->threads, cost);
+    share(multiply, &product, (weight->outs + PIECE - 1) / PIECE, weight->threads, cost);
     Py_END_ALLOW_THREADS
     free(codes);
     Py_RETURN_NONE;
@@ -465,19 +448,19 @@ static PyObject *prepare(PyObject *self, PyObject *const *args, Py_ssize_t given
     Before job = {.x = POINTER(0), .width = n[2], .block = n[3], .norm_weight = POINTER(4), .norm_bias = POINTER(5),
                   .eps = as_float(n[6]), .max_code = (float)n[7], .codes = POINTER(8), .largest = POINTER(9)};
     Py_BEGIN_ALLOW_THREADS
-    share(before, &job, n[1], 1, n[10], n[1] * n[2] * ROW_COST);
+    share(before, &job, n[1], n[10], n[1] * n[2] * ROW_COST);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyObject *finish(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    int64_t n[10];
+    int64_t n[9];
     (void)self;
-    if (!read_numbers(args, given, 10, n)) return NULL;
+    if (!read_numbers(args, given, 9, n)) return NULL;
     After job = {.y = POINTER(0), .outs = n[2], .largest = POINTER(3), .bias = POINTER(4), .activation = (int)n[5],
-                 .gated = (int)n[6], .residual = POINTER(7), .out = POINTER(8)};
+                 .residual = POINTER(6), .out = POINTER(7)};
     Py_BEGIN_ALLOW_THREADS
-    share(after, &job, n[1], 1, n[9], n[1] * n[2] * ROW_COST);
+    share(after, &job, n[1], n[8], n[1] * n[2] * ROW_COST);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -524,6 +507,6 @@ PyMODINIT_FUNC PyInit__rows(void) {
     pthread_atfork(NULL, NULL, forget_workers);
     PyObject *made = PyModule_Create(&module);
     if (made && PyModule_AddStringConstant(made, "INSTRUCTIONS", instructions)) return NULL;
-    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 2)) return NULL; /* of arguments: see native.py */
+    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 3)) return NULL; /* of arguments: see native.py */
     return made;
 }
