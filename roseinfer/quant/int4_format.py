@@ -77,10 +77,10 @@ class Int4Format:
         if following is None or source.build.adapting is not None or not isinstance(source, Int4Reader):
             return None  # adapters know no other order
         order = source.order_of(following)
-        if order is None or source.build.group.size > 1:
-            return None
-        self._sorted.add(following)
         outs = sum(piece.outs.width for piece in pieces)
+        if order is None or source.build.group.size > 1 or outs % len(order):
+            return None  # the next layer refuses a wrong number of columns
+        self._sorted.add(following)
         return torch.cat([order + start for start in range(0, outs, len(order))])
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:

@@ -107,6 +107,15 @@ def test_outputs_are_sorted_for_the_next_layer(tmp_path: Path, family: str, chan
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
 
+def test_a_layer_with_more_columns_than_outputs_before_it_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, DISORDERED[1])
+    tensors = load_file(tmp_path / "model.safetensors")
+    wider, _ = quantise_int4({"model.layers.0.mlp.down_proj.weight": torch.randn(128, 256)}, DISORDERED[1])
+    write_tensors(tmp_path, tensors | wider)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.mlp\.down_proj"):
+        load(tmp_path, weight_format=format_of(tmp_path, Gathering()))
+
+
 def _as_phi3(tensors: Tensors) -> Tensors:
     return {
         name.replace("q_proj", "qkv_proj").replace("gate_proj", "gate_up_proj"): tensor
