@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from roseinfer.kernels.linear.int4_linear import int4_linear
 from roseinfer.kernels.linear.int4_linear import pays as int4_pays
 from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
 from roseinfer.kernels.lora.slots import SlotRows
-from roseinfer.quant.base import Epilogue, Norm
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 
 
 class SkinnyMatmul:
@@ -80,6 +81,42 @@ class SkinnyMatmul:
             delta=delta,
             overlap=True,
         )
+
+
+class FewOrMany:
+    """`Matmul` of two products: `few`, which fuses everything around it, for rows that it pays for, else `many`."""
+
+    few: SkinnyMatmul
+    _epilogue: Epilogue
+
+    def many(
+        self,
+        x: torch.Tensor,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> tuple[Any, torch.Tensor]:
+        """Return the inputs of a product of many rows, x or norm(x), and the product with bias and residual, which
+        `finish` completes. It overwrites a residual. ready: called between the launches of both.
+        """
+        raise NotImplementedError
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.few.pays(x.shape[0]):
+            return self.few(x, residual=residual, out=out)
+        assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
+        return self._finished(self.many(x, None, residual)[1], out)
+
+    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.few.pays(x.shape[0]):
+            return self.few(x, norm=norm, out=out)
+        return self._finished(self.many(x, norm)[1], out)
+
+    def _finished(self, y: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        result = finish(y, self._epilogue)
+        return result if out is None else out.copy_(result)
 
 
 def finish(y: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:

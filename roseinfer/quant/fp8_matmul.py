@@ -15,11 +15,11 @@ from roseinfer.kernels.linear.fp8_product import MULTIPLE_COLUMNS, Fp8Factor
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.linear.fp8_tiles import Parts
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm, Pair
-from roseinfer.quant.cuda_rows import SkinnyMatmul, finish
+from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight
 
 
-class Fp8Matmul:
+class Fp8Matmul(FewOrMany):
     """`Matmul` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
 
     def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue, parts: Parts) -> None:
@@ -43,21 +43,6 @@ class Fp8Matmul:
     def bare(self) -> "Fp8Matmul":
         return Fp8Matmul(self._weight, self._bias, NO_EPILOGUE, self._parts)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if self.few.pays(x.shape[0]):
-            return self.few(x, residual=residual, out=out)
-        assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
-        result = finish(self.many(x, None, residual)[1], self._epilogue)
-        return result if out is None else out.copy_(result)
-
-    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.few.pays(x.shape[0]):
-            return self.few(x, norm=norm, out=out)
-        result = finish(self.many(x, norm)[1], self._epilogue)
-        return result if out is None else out.copy_(result)
-
     def paired(self, second: Matmul) -> Pair | None:
         if isinstance(second, Fp8Matmul) and second._epilogue == NO_EPILOGUE:
             return Fp8Pair(self, second)
@@ -71,9 +56,6 @@ class Fp8Matmul:
         residual: torch.Tensor | None = None,
         ready: Callable[[], None] | None = None,
     ) -> tuple[Fp8Rows, torch.Tensor]:
-        """Return the inputs of a product of many rows, x or norm(x), and the product with bias and residual, which
-        `finish` completes. It overwrites a residual. ready: called between the launches of both.
-        """
         inputs = plain_rows(x, grouped=self.grouped) if norm is None else self.normed(norm, x)
         if ready is not None:
             ready()

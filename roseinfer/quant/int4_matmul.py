@@ -12,14 +12,14 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.linear.int4_codes import PackedInt4, pack
 from roseinfer.kernels.linear.int4_product import Int4Factor
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
-from roseinfer.quant.cuda_rows import SkinnyMatmul, finish
+from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
 from roseinfer.quant.int4_weight import DEFAULT_ZERO, Int4Weight
 
 # Columns of inputs that kernels load at a time: 16 bytes.
 _MULTIPLE_COLUMNS = 8
 
 
-class Int4Matmul:
+class Int4Matmul(FewOrMany):
     """`Matmul` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
 
     def __init__(
@@ -46,20 +46,6 @@ class Int4Matmul:
         product._build(self._weight, self._bias, NO_EPILOGUE, self._inputs)
         return product
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if self.few.pays(x.shape[0]):
-            return self.few(x, residual=residual, out=out)
-        assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
-        result = finish(self.many(x, None, residual)[1], self._epilogue)
-        return result if out is None else out.copy_(result)
-
-    def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.few.pays(x.shape[0]):
-            return self.few(x, norm=norm, out=out)
-        return self(norm(x), None, out)
-
     def many(
         self,
         x: torch.Tensor,
@@ -67,9 +53,6 @@ class Int4Matmul:
         residual: torch.Tensor | None = None,
         ready: Callable[[], None] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs of a product of many rows, x or norm(x), and the product with bias and residual, which
-        `finish` completes. It overwrites a residual. ready: called between the launches of both.
-        """
         inputs = x if norm is None else norm(x)
         if ready is not None:
             ready()
