@@ -96,7 +96,7 @@ def test_signals_from_outside_are_no_verdict_on_the_grammar(prover: Prover, caus
         os.kill(pid, cause)
         os.kill(pid, signal.SIGCONT)
 
-    ending = threading.Timer(0.1, end)
+    ending = threading.Timer(0.5, end)  # the request has been sent by then, or a new process would get it
     ending.start()
     with pytest.raises(ProverInterruptedError):
         ask(prover, JSON_OBJECT)
