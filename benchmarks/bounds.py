@@ -228,6 +228,7 @@ def model_cost(name: str) -> ModelCost:
         BF16_BYTES,
         layer_itemsize=model.weight_bytes,
         kv_itemsize=model.kv_bytes,
+        head_itemsize=model.head_bytes,
         expert_itemsize=model.expert_bytes,
     )
 

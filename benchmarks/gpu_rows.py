@@ -30,9 +30,9 @@ class Model:
     """Model of the table. `hub_id` names its packaged shape; `options` are further arguments of `roseinfer serve`.
 
     `fp8_blocks`: the weights are stored in FP8 with a scale per block of 128 x 128. `int4`: they are stored in four
-    bits, as AWQ stores them, in groups of 128. `weight_bytes`: bytes of a weight
-    in a layer (2 in the output head); `expert_bytes`: in an expert, None for the same; `kv_bytes`: of an element of K
-    and V. `gpus`: number of GPUs that share it.
+    bits, as AWQ stores them, in groups of 128. `weight_bytes`: bytes of a weight in a layer; `head_bytes`: in the
+    output head; `expert_bytes`: in an expert, None for the same as in a layer; `kv_bytes`: of an element of K and V.
+    `gpus`: number of GPUs that share it.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Model:
     gpus: int = 1
     expert_bytes: float | None = None
     int4: bool = False
+    head_bytes: int = 2
 
     @property
     def folder(self) -> str:
@@ -113,6 +114,9 @@ _MODELS = (
     Model("qwen3-8b", "Qwen/Qwen3-8B", 4096),
     Model("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 4096),
     Model("qwen3-8b-fp8", "Qwen/Qwen3-8B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model(
+        "qwen3-8b-fp8-head", "Qwen/Qwen3-8B", 4096, "--lm-head-dtype fp8", fp8_blocks=True, weight_bytes=1, head_bytes=1
+    ),
     Model("qwen3-8b-int4", "Qwen/Qwen3-8B", 4096, int4=True, weight_bytes=INT4_BYTES),
     Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
     Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
@@ -205,6 +209,15 @@ ROWS = (
         SEQ1,
         _figures(138, (15.6, 16.7), (4.28, 4.28), 4.92),
         {"tpot_p50_ms": 2.4},
+        paced=True,
+    ),
+    # The peer's head is in 16 bits.
+    Row(
+        "qwen3-8b-fp8-head",
+        "seq1",
+        SEQ1,
+        _figures(138, (15.6, 16.7), (4.28, 4.28), 4.92),
+        {"tpot_p50_ms": 2.3},
         paced=True,
     ),
     Row("qwen3-8b-fp8", "nano", NANO, _figures(9_792, (1_600, 3_126), (15.3, 33.5), 140), {}),

@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
     "int4": {"quantization": "int4"},
+    "fp8-head": {"lm_head_dtype": "fp8"},
     "kv-fp8": {"kv_cache_dtype": "fp8"},
 }
 

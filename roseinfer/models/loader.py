@@ -24,7 +24,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat
 from roseinfer.quant.int4_stored import Int4Source
-from roseinfer.quant.select import choose_format, widening_source
+from roseinfer.quant.select import choose_format, widening_source, with_head
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -67,6 +67,7 @@ def load_model(
     seed: int,
     group: RankGroup | None = None,
     quantization: str | None = None,
+    lm_head_dtype: str = "auto",
     weight_format: WeightFormat | None = None,
     steady_text: bool = False,
     adapting: LayerAdapting | None = None,
@@ -74,10 +75,10 @@ def load_model(
     """Return a model that is ready to run, or this process's part of a model that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`, or the GGUF file at that path. "dummy" reads no file and
-    draws weights from `seed` (the same on the same kind of device). `quantization`: as in `ModelConfig`.
-    `weight_format`: format of the linear layers, by default chosen from `quantization` and the checkpoint.
-    `steady_text`: as in `DummyWeights`. `adapting`: extends the linear layers. Weights never require gradients; run
-    forward passes in `torch.inference_mode`.
+    draws weights from `seed` (the same on the same kind of device). `quantization`, `lm_head_dtype`: as in
+    `ModelConfig`. `weight_format`: format of the linear layers, by default chosen from `quantization` and the
+    checkpoint. `steady_text`: as in `DummyWeights`. `adapting`: extends the linear layers. Weights never require
+    gradients; run forward passes in `torch.inference_mode`.
 
     Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
     unexpected or not finite. Raise `ConfigError` for a group that cannot share the model, or a format that the device
@@ -86,6 +87,7 @@ def load_model(
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
     chosen = weight_format or choose_format(quantization, spec.quantization, device, computed, dummy=dummy)
+    chosen = with_head(chosen, lm_head_dtype, device, computed)
     build = Build(computed, device, group or SingleRank(), chosen, adapting)
     model = build_model(spec, build)
     if dummy:

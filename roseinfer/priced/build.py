@@ -32,6 +32,7 @@ _OF_MODELS = {
         "pooling",
         "dtype",
         "quantization",
+        "lm_head_dtype",
         "load_format",
         "generation_config",
         "override_generation_config",

@@ -9,6 +9,7 @@ from roseinfer.core.support import FP8_BLOCKS, FP8_WEIGHTS
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.quant.base import WeightFormat, WeightSource
 from roseinfer.quant.fp8_format import Fp8Format
+from roseinfer.quant.fp8_head import Fp8HeadFormat
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import WideningSource
 from roseinfer.quant.int4_format import Int4Format, MakeProduct, cuda_product
@@ -58,6 +59,19 @@ def choose_format(
         raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")
     return Fp8Format(stored, rounds=dummy or stored is None, widens=not kept)
+
+
+def with_head(chosen: WeightFormat, lm_head_dtype: str, device: torch.device, dtype: torch.dtype) -> WeightFormat:
+    """Return the chosen format with the output head in `lm_head_dtype`, as in `ModelConfig`.
+
+    Raises `ConfigError` for a head in a format that the device or the other weights do not support.
+    """
+    if lm_head_dtype == "auto":
+        return chosen
+    if isinstance(chosen, Int8Format):
+        raise ConfigError("lm_head_dtype must be auto with quantization int8, which rounds the head to int8")
+    _check_fp8(device, block=False)
+    return Fp8HeadFormat(chosen, dtype, widens=not has_triton(device) or dtype is torch.float32)
 
 
 def _rounded_int4(stored: QuantScheme | None, product: MakeProduct | None, *, dummy: bool) -> Int4Format:

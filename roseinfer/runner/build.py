@@ -125,6 +125,7 @@ def build_runner(
             load_format=config.model.load_format,
             seed=config.model.seed,
             quantization=config.model.quantization,
+            lm_head_dtype=config.model.lm_head_dtype,
             group=group,
             steady_text=config.speculation.recorded,
             adapting=adapting,

@@ -48,6 +48,11 @@ class ModelConfig:
         "CPUs; default: as the checkpoint is",
         choices=("fp8", "int8", "int4"),
     )
+    lm_head_dtype: str = option(
+        "auto",
+        "the output head's weights: auto = as computed; fp8 = rounded to eight bits, for GPUs, which read half of it",
+        choices=("auto", "fp8"),
+    )
     load_format: str = option("auto", "auto = safetensors or GGUF; dummy = random weights", choices=("auto", "dummy"))
     device: str = option(
         "auto", "auto = cuda if there is one; priced = no model, see --cost", choices=("auto", "cpu", "cuda", PRICED)
