@@ -71,7 +71,7 @@ def test_rows_as_the_client_takes_them(modules):
     assert same65.load() == OpenLoopConfig(num=512, cycle="65", out_len=2, procs=8, same_prompt=True, seed=1)
     assert same65.flags(1000)[-2:] == ["--seed", "1001"] and same65.flags(1000).count("--seed") == 1
     keys = [row.key for row in modules["rows"].ROWS]
-    assert len(keys) == len(set(keys)) == 51
+    assert len(keys) == len(set(keys)) == 52
     ordered = bounds.chosen(["qwen3-8b-fp8", "gpt2"], ["seq1", "hol"])
     assert [row.key for row in ordered] == ["qwen3-8b-fp8 seq1", "gpt2 seq1", "gpt2 hol"]
     draws = {
