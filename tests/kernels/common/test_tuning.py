@@ -61,7 +61,7 @@ def decode() -> Iterator[object]:
     [
         (skinny, "6d24bb501eafb4ea"),
         (skinny_fp8, "062adc91404a1b72"),
-        (fp8_tiles, "9cd07d0d28a95770"),
+        (fp8_tiles, "c938bc1fc9b64cae"),
         (experts, "133ccab85587bb21"),
         (decode, "bfe766e7ad7973ad"),
     ],
