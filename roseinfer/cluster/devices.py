@@ -1,5 +1,6 @@
 """Devices of engines: each gets GPUs of its own, or a share of the CPU's cores."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.config.engine import PRICED, EngineConfig, ProfileConfig
-from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.replicas import ReplicasConfig, on_one_gpu
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.memory import available_memory_bytes
 from roseinfer.core.safetensors_header import loaded_files, read_header
 from roseinfer.processes.launch import describe_exit, run_python
+
+logger = logging.getLogger(__name__)
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -57,18 +60,25 @@ def engine_specs(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineS
     chosen = _chosen(replicas, config.model.tensor_parallel_size)
     _check(chosen, len(gpus), replicas)
     names = _visible(os.environ, len(gpus))
+    return [_on_gpus(own, its, gpus, names) for own, its in zip(configs, chosen, strict=True)]
+
+
+def _on_gpus(config: EngineConfig, its: Sequence[int], gpus: Sequence[str], names: Sequence[str]) -> EngineSpec:
+    """Return how to launch an engine on `its` GPUs. `names`: in CUDA_VISIBLE_DEVICES."""
     # With device=cuda an engine whose GPU fails reports that, instead of starting on the CPU.
-    return [
-        EngineSpec(_with_model(own, device="cuda"), {VISIBLE: ",".join(names[gpu] for gpu in its)}, _kind(gpus, its))
-        for own, its in zip(configs, chosen, strict=True)
-    ]
+    config = _with_model(config, device="cuda")
+    if on_one_gpu(its):
+        logger.warning("devices: %d processes of an engine take turns on GPU %d: for testing only", len(its), its[0])
+        config = replace(config, ranks_on_one_gpu=True)
+    visible = ",".join(names[gpu] for gpu in dict.fromkeys(its))
+    return EngineSpec(config, {VISIBLE: visible}, _kind(gpus, its))
 
 
 def _chosen(replicas: ReplicasConfig, each: int) -> list[range] | list[list[int]]:
     """Return the numbers of each engine's GPUs, `each` per engine."""
     if not replicas.device_list:
         return [range(engine * each, (engine + 1) * each) for engine in range(replicas.count)]
-    chosen = [[int(gpu) for gpu in name.split("+")] for name in replicas.device_list]
+    chosen = replicas.gpu_lists
     if any(len(its) != each for its in chosen):
         wanted = "1 GPU" if each == 1 else f"{each} GPUs, joined by +"
         raise ConfigError(f"devices={replicas.devices}: tensor_parallel_size gives each engine {wanted}")
@@ -76,7 +86,9 @@ def _chosen(replicas: ReplicasConfig, each: int) -> list[range] | list[list[int]
 
 
 def _kind(gpus: Sequence[str], its: Sequence[int]) -> str:
-    return gpus[its[0]] if len(its) == 1 else " + ".join(gpus[gpu] for gpu in its)
+    if on_one_gpu(its):
+        return f"{gpus[its[0]]} for {len(its)}"
+    return " + ".join(gpus[gpu] for gpu in its)
 
 
 def _gpus(device: str, *, named: bool) -> list[str]:

@@ -41,17 +41,23 @@ class CudaGroup:
     """
 
     def __init__(
-        self, host: LiveGroup, library: CommLibrary, peers: Peers | None, memory: "SharedMemory | None" = None
+        self,
+        host: LiveGroup,
+        library: CommLibrary,
+        peers: Peers | None,
+        memory: "SharedMemory | None" = None,
+        step_timeout_s: float | None = None,
     ) -> None:
         """host: group of the same ranks' host processes. peers: None if GPUs cannot access each other's memory.
 
-        memory: the memory of `peers`.
+        memory: the memory of `peers`. step_timeout_s: of our kernels once `ready`, by default `STEP_TIMEOUT_S`.
         """
         self.rank, self.size = host.rank, host.size
         self._host = host
         self._library = library
         self._peers = peers
         self._memory = memory
+        self._step_timeout_s = STEP_TIMEOUT_S if step_timeout_s is None else step_timeout_s
 
     def adds_residual(self, x: torch.Tensor) -> bool:
         return self._peers is not None and kernels.takes(x, self._peers)
@@ -79,7 +85,7 @@ class CudaGroup:
     def ready(self) -> None:
         self._host.ready()
         if self._peers is not None:
-            self._peers.patience.fill_(int(STEP_TIMEOUT_S * 1e9))
+            self._peers.patience.fill_(int(self._step_timeout_s * 1e9))
 
     def check(self) -> None:
         if self._peers is not None and bool(self._peers.lost):

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory, _unregister_process_group
 
-_SETTINGS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+# Ranks may share a GPU only if the options say so (`parallel.one_gpu`).
+_SETTINGS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
 
 
 def all_reach_each_other(size: int) -> bool:

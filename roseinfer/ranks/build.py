@@ -61,6 +61,6 @@ def _join_group(
     config: EngineConfig, store: SharedStore, name: str, rank: int, before: Callable[[], None] = lambda: None
 ) -> LiveGroup:
     size = config.model.tensor_parallel_size
-    device = rank_device(config.model.device, rank, size)
+    device = rank_device(config, rank, size)
     before()
-    return make_group(Rendezvous(store, name, rank, size), device)
+    return make_group(Rendezvous(store, name, rank, size), device, on_one_gpu=config.ranks_on_one_gpu)

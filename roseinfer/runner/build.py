@@ -41,6 +41,7 @@ from roseinfer.runner.cache_size import (
     check_context,
     default_cpu_cache_bytes,
     default_typical_context,
+    gpu_share_bytes,
     pool_sizes,
     resolve_max_model_len,
     spare_from,
@@ -53,8 +54,6 @@ from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 from roseinfer.runner.start_notes import log_start_notes, warn_of_unused_sizes
 
-# GPU memory of a process outside of PyTorch's allocator: its context, and the code of its kernels.
-CONTEXT_BYTES = 1 << 30
 # Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
 # A rehearsal on a CPU only loads what is loaded lazily; a full prefill would take seconds.
@@ -94,7 +93,7 @@ def build_runner(
         return BuiltRunner(runner, facts)
     check_host_memory(int(config.cache.kv_offloading_size * GIB))
     with phase(startup_s, "load"):
-        device = rank_device(config.model.device, group.rank, group.size)
+        device = rank_device(config, group.rank, group.size)
         spec = read_model_spec(folder, config.model.max_model_len)
         pooling = read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
         if pooling is not None:
@@ -404,11 +403,7 @@ def free_cuda_bytes(
     free, total = torch.cuda.mem_get_info(model.device)
     sets = 1 if adapters is None else 2  # steps with adapters have graphs of their own
     graphs = sets * GRAPH_BYTES + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
-    in_use = total - free
-    if config.shares_gpu:  # memory of other models' engines is no part of this one's share
-        in_use = torch.cuda.memory_reserved(model.device) + CONTEXT_BYTES
-    available = min(int(total * config.cache.gpu_memory_utilization) - in_use, free)
-    return available - step_bytes - graphs
+    return gpu_share_bytes(config, free, total, torch.cuda.memory_reserved(model.device)) - step_bytes - graphs
 
 
 def _compile(assembly: Assembly, model: CausalLM, shape: Shape) -> None:

@@ -37,7 +37,7 @@ def build_encoder(config: EngineConfig, folder: Path, group: LiveGroup) -> tuple
     startup_s: dict[str, float] = {}
     options = config.model
     with phase(startup_s, "load"):
-        device = rank_device(options.device, group.rank, group.size)
+        device = rank_device(config, group.rank, group.size)
         spec = read_encoder_spec(folder)
         pooling = read_encoder_pooling(folder, spec, options.runner, options.pooling)
         check_context(options.max_model_len, spec.max_length)

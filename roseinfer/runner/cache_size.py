@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
 
-from roseinfer.core.config.engine import CacheConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.memory import available_memory_bytes
 
@@ -14,6 +14,8 @@ CPU_CACHE_BYTES = 4 * 2**30
 # Full contexts whose blocks a CPU's default cache uses. Blocks beyond them serve concurrent requests only: memory is
 # taken at first use, and old prefixes do not justify taking all of it.
 MAX_CPU_CACHED_CONTEXTS = 16
+# GPU memory of a process outside of PyTorch's allocator: its context, and the code of its kernels.
+CONTEXT_BYTES = 1 << 30
 
 
 # Slots of recurrent states for each typical context: the state of a running request, and a snapshot. All seats together
@@ -177,3 +179,15 @@ def default_cpu_cache_bytes(engines: int = 1, others: int = 0) -> int:
     for something else.
     """
     return min(int((available_memory_bytes() - engines * others) * CPU_CACHE_SHARE) // engines, CPU_CACHE_BYTES)
+
+
+def gpu_share_bytes(config: EngineConfig, free: int, total: int, reserved: int) -> int:
+    """Return the bytes that are left of a process's share of its GPU's memory.
+
+    `free`, `total`: of the GPU. `reserved`: by PyTorch in this process. Memory of other models' engines and of other
+    ranks on the GPU is no part of the share.
+    """
+    ranks = config.model.tensor_parallel_size if config.ranks_on_one_gpu else 1
+    shared = config.shares_gpu or ranks > 1
+    in_use = reserved + CONTEXT_BYTES if shared else total - free
+    return min(int(total * config.cache.gpu_memory_utilization) // ranks - in_use, free // ranks)

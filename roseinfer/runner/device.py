@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
 
 # Work over rows of a vocabulary is split into slices of at most this many elements. A CPU then stays within its caches
@@ -29,14 +30,17 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
-def rank_device(name: str, rank: int, size: int) -> torch.device:
-    """Return the device of a rank, which becomes the current one: the visible GPU with the rank's number.
+def rank_device(config: EngineConfig, rank: int, size: int) -> torch.device:
+    """Return the device of a rank, which becomes the current one: the visible GPU with the rank's number, or the one
+    that all ranks use.
 
     Raise `ConfigError` if there are too few GPUs.
     """
-    device = resolve_device(name)
+    device = resolve_device(config.model.device)
     if device.type != "cuda" or size == 1:
         return device
+    if config.ranks_on_one_gpu:
+        rank, size = 0, 1
     found = torch.cuda.device_count()
     if found < size:
         there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"

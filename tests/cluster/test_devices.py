@@ -91,6 +91,19 @@ def test_an_engine_of_several_gpus_gets_them_all(machine: Machine) -> None:
         specs(ReplicasConfig(devices="0,1"), tensor_parallel_size=2)
 
 
+def test_processes_of_an_engine_may_share_a_gpu_with_a_warning(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.gpus = [H200] * 3
+    shared, apart = specs(ReplicasConfig(devices="1+1,2+0"), tensor_parallel_size=2)
+    assert shared.environment == {"CUDA_VISIBLE_DEVICES": "1"} and shared.config.ranks_on_one_gpu
+    assert apart.environment == {"CUDA_VISIBLE_DEVICES": "2,0"} and not apart.config.ranks_on_one_gpu
+    assert shared.kind != apart.kind, "its steps take longer"
+    assert caplog.messages == ["devices: 2 processes of an engine take turns on GPU 1: for testing only"]
+    with pytest.raises(ConfigError, match="gives each engine 1 GPU"):
+        specs(ReplicasConfig(devices="0+0"))
+
+
 def test_visible_devices_of_the_server_restrict_the_choice(machine: Machine) -> None:
     machine.gpus = [H200, H200]
     machine.visible("GPU-a1b2,5")

@@ -15,6 +15,7 @@ def test_devices_say_how_many():
     config = ReplicasConfig(devices="0, 3")
     assert (config.count, config.device_list) == (2, ("0", "3"))
     assert ReplicasConfig(devices="0+1,2+3").device_list == ("0+1", "2+3")
+    assert ReplicasConfig(devices="0+0+0,2+2+2").gpu_lists == [[0, 0, 0], [2, 2, 2]]
     assert ReplicasConfig(devices="1,0", replicas=2, router="least").device_list == ("1", "0")
 
 
@@ -27,6 +28,9 @@ def test_devices_say_how_many():
         ({"devices": "cuda:0"}, "devices must be GPU numbers"),
         ({"devices": "0+"}, "devices must be GPU numbers"),
         ({"devices": "0+1,1+2"}, "devices must name each GPU once"),
+        ({"devices": "0+0+1"}, "devices must name each GPU once, or one GPU for all processes of an engine"),
+        ({"devices": "0+0,0+0"}, "devices must name each GPU once"),
+        ({"devices": "0+0,0"}, "devices must name each GPU once"),
         ({"devices": "-1"}, "devices must be GPU numbers"),
         ({"devices": "0,1,0"}, "devices must name each GPU once"),
         ({"devices": "0,00"}, "devices must name each GPU once"),

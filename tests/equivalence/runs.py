@@ -1,6 +1,8 @@
 """One set of prompts through an engine, run in every way that must not change its output."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,11 +54,12 @@ LENGTHS = {name: 16 + 4 * number for number, name in enumerate(PROMPTS)}
 Run = dict[str, list[TokenLogprobs]]
 
 
-def start(path: Path, device: str, dtype: str, **options: object) -> EngineCore:
+def start(path: Path, device: str, dtype: str, *, ranks_on_one_gpu: bool = False, **options: object) -> EngineCore:
     shape = {"block_size": 16, "num_kv_blocks": 96, "max_num_seqs": 8, "max_num_batched_tokens": 256}
     more = {"device": device, "dtype": dtype, "threads": 4 if CUDA else 1, "scheduling_policy": "fifo"}
     options = {**shape, **more, **PLAIN, "max_model_len": 256, **options}
-    return build_engine(make_engine_config(model=str(path), **options), path)[0]
+    config = replace(make_engine_config(model=str(path), **options), ranks_on_one_gpu=ranks_on_one_gpu)
+    return build_engine(config, path)[0]
 
 
 def run(core: EngineCore) -> Run:
@@ -79,7 +82,7 @@ class Runs:
         self._path = path
         self._runs: dict[tuple[str, ...], Run] = {}
 
-    def run(self, setting: str, device: str = "cpu", dtype: str = "float32", **options: str | None) -> Run:
+    def run(self, setting: str, device: str = "cpu", dtype: str = "float32", **options: Any) -> Run:
         """Return the second of two rounds, which finds a warm prefix cache if there is one."""
         key = (setting, device, dtype, repr(options))
         if key not in self._runs:

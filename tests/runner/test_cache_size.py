@@ -2,13 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from roseinfer.core.config.engine import CacheConfig
+from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.runner import cache_size
 from roseinfer.runner.cache_size import (
+    CONTEXT_BYTES,
     DEFAULT_TYPICAL_TOKENS,
     CacheNeeds,
     default_typical_context,
+    gpu_share_bytes,
     pool_sizes,
     resolve_max_model_len,
     spare_from,
@@ -118,3 +120,21 @@ def test_a_cpus_default_cache_covers_some_full_contexts():
 def test_engines_on_one_cpu_share_the_default_cache(monkeypatch):
     monkeypatch.setattr(cache_size, "available_memory_bytes", lambda: 8 * 2**30)
     assert [cache_size.default_cpu_cache_bytes(engines) for engines in (1, 2, 4)] == [2**31, 2**30, 2**29]
+
+
+def test_ranks_on_one_gpu_share_its_memory() -> None:
+    """Memory of the other ranks is in use, but no part of this one's share."""
+    total, reserved = 100 << 30, 10 << 30
+    config = EngineConfig(model=ModelConfig(tensor_parallel_size=2), cache=CacheConfig(gpu_memory_utilization=0.5))
+    free = total - 2 * reserved
+    assert gpu_share_bytes(config, free, total, reserved) == total // 2 - 2 * reserved
+    config = replace(config, ranks_on_one_gpu=True)
+    own = total // 4 - reserved - CONTEXT_BYTES
+    assert gpu_share_bytes(config, free, total, reserved) == own
+    assert gpu_share_bytes(config, 20 << 30, total, reserved) == 10 << 30, "other programs use the GPU"
+
+
+def test_models_on_one_gpu_have_shares_of_their_own() -> None:
+    total, reserved = 100 << 30, 10 << 30
+    config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.5), shares_gpu=True)
+    assert gpu_share_bytes(config, total // 2, total, reserved) == total // 2 - reserved - CONTEXT_BYTES

@@ -266,6 +266,7 @@ class EngineConfig:
     """All options of an engine. `engines`: number of engines of the server; on a CPU they share its memory.
 
     `other_engines`: those of the server's other models. `shares_gpu`: some of these use the same GPUs.
+    `ranks_on_one_gpu`: all processes of this engine use one GPU, for testing.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -279,6 +280,7 @@ class EngineConfig:
     engines: int = 1
     other_engines: int = 0
     shares_gpu: bool = False
+    ranks_on_one_gpu: bool = False
 
     def __post_init__(self) -> None:
         given = next((f.name for f in fields(PricedConfig) if getattr(self.priced, f.name) != f.default), None)

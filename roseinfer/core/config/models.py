@@ -58,9 +58,9 @@ class ServedModelConfig:
         """Return the GPUs that its engines use if the machine has GPUs."""
         if self.engine.model.device in ("cpu", PRICED):
             return frozenset()
-        listed = self.replicas.device_list
+        listed = self.replicas.gpu_lists
         if listed:
-            return frozenset(int(gpu) for each in listed for gpu in each.split("+"))
+            return frozenset(gpu for its in listed for gpu in its)
         return frozenset(range(self.replicas.count * self.engine.model.tensor_parallel_size))
 
 

@@ -1,5 +1,6 @@
 """Options of several engines behind one server, and of an engine that serves other hosts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roseinfer.core.config.option import check_choices, check_positive, option
@@ -20,7 +21,8 @@ class ReplicasConfig:
     )
     devices: str | None = option(
         None,
-        "GPUs of the engines, as 0,1, or 0+1,2+3 for several GPUs per engine; default: the first ones",
+        "GPUs of the engines, as 0,1, or 0+1,2+3 for several GPUs per engine, or 0+0 for two processes on one GPU, for "
+        "testing; default: the first ones",
         metavar="LIST",
     )
     router: str | None = option(
@@ -47,8 +49,10 @@ class ReplicasConfig:
         gpus = [gpu for each in listed for gpu in each.split("+")]
         if not all(gpu.isdecimal() for gpu in gpus):
             raise ConfigError(f"devices must be GPU numbers, as 0,1 or 0+1,2+3, got {self.devices!r}")
-        if len(set(map(int, gpus))) < len(gpus):
-            raise ConfigError(f"devices must name each GPU once, got {self.devices!r}")
+        named = [gpu for its in self.gpu_lists for gpu in (its[:1] if on_one_gpu(its) else its)]
+        if len(set(named)) < len(named):
+            once = "devices must name each GPU once, or one GPU for all processes of an engine, as 0+0"
+            raise ConfigError(f"{once}, got {self.devices!r}")
         if listed and self.replicas is not None and self.replicas != len(listed):
             raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")
         if self.router is not None and self.count == 1:
@@ -74,9 +78,19 @@ class ReplicasConfig:
         return () if self.devices is None else tuple(name.strip() for name in self.devices.split(","))
 
     @property
+    def gpu_lists(self) -> list[list[int]]:
+        """Return the GPUs per engine, one for each of its processes, or an empty list."""
+        return [[int(gpu) for gpu in each.split("+")] for each in self.device_list]
+
+    @property
     def count(self) -> int:
         """Return the number of engines."""
         return self.replicas or len(self.device_list) or len(self.engine_list) or 1
+
+
+def on_one_gpu(gpus: Sequence[int]) -> bool:
+    """Return True if several processes of an engine are to share a GPU. `gpus`: one for each of them."""
+    return len(gpus) > 1 and len(set(gpus)) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
