@@ -19,7 +19,7 @@ from roseinfer.sim.workload import Arrival
 PLAIN = CostParams(step_s=4.57e-3, token_s=17.2e-6, pair_s=3.9e-9, row_s=13.5e-6, context_s=34e-9)
 COST = replace(PLAIN, drafts=DraftCost(0.3e-3, 0.1e-3, 8e-6, 17e-6, 2e-9))
 TTFT_TPOT_S = [(0.13, 0.008), (0.53, 0.008), (0.8, 0.008), (0.13, 0.013), (0.27, 0.013), (2.0, 0.013)]
-SECONDS = 7.0
+SECONDS = 3.0
 
 
 @cache
