@@ -7,9 +7,11 @@ import sys
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.helpers.cases import choose_examples
 
@@ -40,6 +42,21 @@ settings.load_profile("prompt")
 gc.disable()
 
 
+# Files that share a server by fixtures of their package.
+TOGETHER = ("tests/server/end_to_end/", "tests/server/clients/", "tests/console/")
+
+
+class LoadSharedServers(LoadFileScheduling):
+    """Give a worker all files that share a server, and otherwise one file at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedServers:
+    return LoadSharedServers(config, log)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     choose_examples(config.option.markexpr == "not exhaustive")
 
@@ -53,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     counts = Counter(item.path for item in items)
-    long = {item.path for item in items if item.get_closest_marker("long")}
+    long = {item.path for item in items if item.get_closest_marker("long") or item.nodeid.startswith(TOGETHER)}
     rest = sorted(counts.keys() - long, key=lambda path: (-counts[path], path))
     many, few = rest[: len(rest) // 2], rest[len(rest) // 2 :][::-1]
     turns = [path for pair in zip_longest(many, few) for path in pair if path is not None]

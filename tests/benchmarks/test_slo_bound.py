@@ -11,7 +11,7 @@ def table(out: str) -> list[dict[str, str]]:
 
 
 def test_a_setup_at_loads_over_its_capacity(capsys: pytest.CaptureFixture[str]) -> None:
-    slo_bound.main(["--loads", "1,9", "--requests", "30"])
+    slo_bound.main(["--loads", "1,9", "--requests", "20"])
     one, high = table(capsys.readouterr().out)
     assert (one["load"], one["for ever"], one["bound"]) == ("1.00", "0.990", "1.000")
     shares = [float(high[name]) for name in ("for ever", "blind, no drops", "blind", "paced", "bound")]
@@ -19,7 +19,7 @@ def test_a_setup_at_loads_over_its_capacity(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_rates_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    slo_bound.main(["--rates", "2", "--requests", "20", "--seeds", "2"])
+    slo_bound.main(["--rates", "2", "--requests", "8", "--seeds", "2"])
     (row,) = table(capsys.readouterr().out)
     assert row["rate"] == "2.00" and row["bound"] == "1.000"
 

@@ -124,7 +124,7 @@ def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[FleetWor
 
 def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
-        requests = make_requests(fleet.tokenizer, 14, random.Random(3), max_tokens=60)
+        requests = make_requests(fleet.tokenizer, 8, random.Random(3), max_tokens=60)
         expected = await fleet.run([*constrained(fleet.tokenizer), *requests])
         said = [event for stream in expected for event in stream.events]
         assert {CallStart, Reasoning, Text} <= {type(event) for event in said}

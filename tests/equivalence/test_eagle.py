@@ -25,6 +25,7 @@ from roseinfer.sched.drafting.marginal import MarginalPricing
 from roseinfer.sched.drafting.pricing import Pricing
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
 from tests.equivalence.small_engines import PROMPTS, start
+from tests.helpers.cases import cases
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.drafters import EveryDraft, Oracle
 from tests.helpers.eagle_folders import EagleFolder
@@ -133,7 +134,7 @@ def check_drafts(
     assert compared >= least
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@cases("setting", ["chunks", "depth 2", "host memory"], exhaustive=["plain", "prefix hits", "few blocks"])
 def test_texts_stay_and_drafts_are_the_references(
     model: PreTrainedModel, folders: tuple[Path, Path], setting: str
 ) -> None:
@@ -200,7 +201,11 @@ def test_as_many_drafts_are_made_as_pay(model: PreTrainedModel, folders: tuple[P
     assert sum(counts.accepted) == sum(counts.drafted) > 60 and len(counts.drafted) == MAX_DRAFTS
 
 
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}], ids=["fp8 kv", "bfloat16"])
+@cases(
+    "options",
+    [{"kv_cache_dtype": "fp8", "dtype": "bfloat16"}],
+    exhaustive=[{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}],
+)
 def test_other_dtypes(folders: tuple[Path, Path], options: dict[str, str]) -> None:
     """The head's layer of the cache has the dtype of the others. Greedy texts may part where two tokens nearly tie."""
     core = start(folders[0], speculation="off", **options)

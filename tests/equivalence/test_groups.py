@@ -10,6 +10,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.messages import Add
 from tests.equivalence.small_engines import PROMPTS, build, start
 from tests.equivalence.test_transformers import run_greedy
+from tests.helpers.cases import cases
 from tests.helpers.checkpoints import HYBRIDS, make_reference, save_reference
 from tests.helpers.engines import Collected, run_dry
 
@@ -78,7 +79,7 @@ def sampled(path: Path, rounds: int = 2, **options: object) -> tuple[list[dict[s
     return found, preemptions
 
 
-@pytest.mark.parametrize(("family", "kv_cache_dtype"), WINDOWED)
+@cases(("family", "kv_cache_dtype"), WINDOWED[:1], exhaustive=WINDOWED[1:])
 def test_samples_are_the_same_with_and_without_window_groups(family: str, kv_cache_dtype: str, folder: Path) -> None:
     """Samples share the blocks of their prompt, and copy the last one."""
     path = checkpoint(family, folder)

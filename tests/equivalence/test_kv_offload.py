@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from roseinfer import LLM, SamplingParams
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
@@ -11,6 +9,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.runner import threaded
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
+from tests.helpers.cases import cases
 from tests.helpers.late_copies import LateCopies
 
 CONVERSATIONS, TURNS = 5, 3
@@ -53,9 +52,12 @@ def test_texts_are_the_same_with_and_without_host_memory() -> None:
         assert preempted and stored and loaded
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2], ids=["as late as can be", "now and then", "otherwise"])
+@cases("seed", [None], exhaustive=[1, 2])
 def test_texts_are_the_same_whenever_a_gpu_gets_to_its_copies(seed: int | None, monkeypatch) -> None:
-    """Two steps in flight: the rows of the next step are computed before the copies of this one must have started."""
+    """Two steps in flight: the rows of the next step are computed before the copies of this one must have started.
+
+    seed: of the steps at which copies happen; None = as late as can be.
+    """
     calm, _ = talk(num_kv_blocks=200)
     copies = LateCopies(monkeypatch, None if seed is None else random.Random(seed))
     copies.install(monkeypatch)

@@ -24,7 +24,6 @@ from tests.quant.test_fp8_checkpoints import MAKERS
 from tests.quant.test_fp8_checkpoints import make as make_fp8
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "no prefixes": {"enable_prefix_caching": False},
     "prefix hits": {"state_slots": 30},
     "chunks": {"enable_prefix_caching": False, "long_prefill_token_threshold": 7, "overlap": True},
     "few blocks": {"num_kv_blocks": 24, "scheduling_policy": "fifo", "state_slots": 12},
@@ -55,7 +54,7 @@ def test_texts_stay_and_drafts_are_the_references(model: PreTrainedModel, folder
         assert texts_of(core) == texts, setting
         core.close()
         right = wrong = 0
-        for request_id, tokens, drafts in head.seen:
+        for request_id, tokens, drafts in head.seen[::3]:  # the reference computes the whole text each time
             name = request_id.partition(":")[0]
             if name in SAMPLING:
                 continue
@@ -70,7 +69,7 @@ def test_texts_stay_and_drafts_are_the_references(model: PreTrainedModel, folder
                     break
                 right += 1
         shares[setting] = wrong / (right + wrong)
-        assert right > 60, setting
+        assert right > 20, setting
     # After a prefix hit and a preemption, the head lacks the state of one token.
     assert shares.pop("few blocks", 0) + shares.pop("prefix hits", 0) < 0.8 and not any(shares.values())
 

@@ -43,7 +43,7 @@ FORMATS = {
 TOLERANCES = {"bfloat16": 0.12, "fp8-kv": 0.12, "fp8": 0.8}
 BLOCK, FEW, ENOUGH = 16, 24, 400  # a block's tokens; blocks, of which few are one context
 HOST_GIB = 1 / 8
-CONVERSATIONS, TURNS, ANSWER = 6, 3, 48
+CONVERSATIONS, TURNS, ANSWER = 6, 3, 24
 
 
 # --- what is copied ---------------------------------------------------------------------------------------------------

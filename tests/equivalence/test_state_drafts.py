@@ -30,7 +30,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module", params=HYBRIDS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_reference(make_reference(request.param), tmp_path_factory.mktemp("hybrid"))
+    return save_reference(make_reference(request.param), tmp_path_factory.mktemp("hybrid") / request.param)
 
 
 def outputs(core: EngineCore, rounds: int = 2) -> dict[str, list[int]]:
@@ -50,8 +50,8 @@ def test_drafts_change_nothing(path: Path) -> None:
     plain = outputs(core)
     core.close()
     assert all(len(tokens) == LENGTH for tokens in plain.values())
-    for setting, options in SETTINGS.items():
-        core = start(path, speculation="suffix", **options)
+    for setting in SETTINGS if path.name == "qwen3.5" else ["two slots, chunks of 7, overlap"]:
+        core = start(path, speculation="suffix", **SETTINGS[setting])
         core.scheduler.drafting = every_draft_of(Oracle(plain, VOCAB, 0.7, 8))
         assert outputs(core) == plain, setting
         counts, stats = core.scheduler.drafting.counts["test"], core.stats()

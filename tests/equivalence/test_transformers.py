@@ -56,8 +56,15 @@ SETTINGS = {
 }
 # Everything at once, for families that differ in their layers only.
 COMBINED = {"num_kv_blocks": 24, "max_num_batched_tokens": 5, "overlap": True}
+# Each setting, and each family with most of them at once and two others.
+PRODUCT = [(family, setting) for setting in SETTINGS for family in (*FAMILIES, *SIMILAR)]
+USUAL = [(FAMILIES[number % 4], setting) for number, setting in enumerate(SETTINGS)]
+USUAL += [(family, "preemption, overlap, chunks of 7") for family in FAMILIES[:3]]
 # transformers changes the factors of LongRoPE while a text grows; here a model has those of its longest context.
 UNLIKE_GENERATE = ("phi3-long",)
+OTHERS = [name for name in (*SHAPES, PACKED) if name not in (*FAMILIES, *UNLIKE_GENERATE)]
+# `test_parity` compares the layers of each family with transformers'. Here are those with other groups or experts.
+COMBINED_FAMILIES = ["gemma3", "cohere2", "exaone4", "mixtral", "gemma3-vision", PACKED]
 
 
 @cache
@@ -86,8 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@cases("family", FAMILIES, exhaustive=SIMILAR)
+@cases(("family", "setting"), USUAL, exhaustive=[case for case in PRODUCT if case not in USUAL])
 def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder: Path) -> None:
     core = run_greedy(family, folder, **SETTINGS[setting])
     if "preemption" in setting:
@@ -97,7 +103,7 @@ def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder
     core.close()
 
 
-@pytest.mark.parametrize("family", [name for name in (*SHAPES, PACKED) if name not in (*FAMILIES, *UNLIKE_GENERATE)])
+@cases("family", COMBINED_FAMILIES, exhaustive=[name for name in OTHERS if name not in COMBINED_FAMILIES])
 def test_greedy_output_of_other_shapes_is_that_of_transformers(family: str, folder: Path) -> None:
     core = run_greedy(family, folder, **COMBINED)
     assert core.stats().preemptions > 0 and core.stats().prefix_hits > 0

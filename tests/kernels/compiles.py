@@ -87,8 +87,8 @@ def read(kernel, constants, pointers) -> None:
 def main(*, everything: bool) -> None:
     forms = itertools.product(CONFIGS.values(), ("none", "channel", "block"), (False, True))
     for number, (config, scales, gated) in enumerate(forms):
-        if number // 2 % 2 != gated and not everything:
-            continue  # half of the forms contain each pair of values
+        if number % 5 and not everything:
+            continue  # a fifth of the forms contains each value
         constants = {
             "ROWS": 2,
             "K": 96,

@@ -87,9 +87,9 @@ def run(load: Load, num_slots: int = 0, **options: object) -> tuple[EngineCore, 
 
 
 # Seeds 1 and 3 draw the longest loads.
-CASES = [(policy, seed) for policy in POLICIES for seed in ((0, 1, 2, 4, 5, 6, 7) if policy == "slack" else (0, 2, 5))]
+CASES = [(policy, seed) for policy in POLICIES for seed in ((0, 2, 4, 5, 6) if policy == "slack" else (2, 5))]
 MORE_CASES = [
-    (policy, seed) for policy in POLICIES for seed in ((3, *range(8, 20)) if policy == "slack" else (1, 3, 4))
+    (policy, seed) for policy in POLICIES for seed in ((1, 3, *range(7, 20)) if policy == "slack" else (0, 1, 3, 4))
 ]
 
 

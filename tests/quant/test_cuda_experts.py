@@ -22,6 +22,7 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.mxfp4_format import Mxfp4Format
 from roseinfer.quant.stacked_experts import apart
+from tests.helpers.cases import each_value
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.mxfp4_files import packed
 from tests.helpers.weights import BUILD, Imagined, Named
@@ -90,8 +91,7 @@ def test_experts_in_16_bits(rows: int, renormalise: bool) -> None:
     assert error(experts(norm, x, x) - before, wanted) < 5e-3
 
 
-@pytest.mark.parametrize("rows", [FEW, MANY])
-@pytest.mark.parametrize("layout", ["block", "channel"])
+@each_value(layout=["block", "channel"], rows=[FEW, MANY])
 def test_experts_in_fp8(layout: str, rows: int) -> None:
     """The inputs of many tokens are rounded, too."""
     tensors, x = halved(draw(SHAPE)), inputs(rows)
@@ -141,8 +141,7 @@ def stacked_tensors(tensors: dict[str, torch.Tensor], shape: ExpertShape) -> dic
 STACKED = replace(NAMES, stacked=StackedExpertNames(gate_up="moe.experts.gate_up", down="moe.experts.down"))
 
 
-@pytest.mark.parametrize("rows", [FEW, MANY])
-@pytest.mark.parametrize("kind", ["float", "mxfp4"])
+@each_value(kind=["mxfp4", "float"], rows=[FEW, MANY])
 def test_experts_of_gpt_oss(kind: str, rows: int) -> None:
     tensors, x = drawn_with_biases(GPT_OSS), inputs(rows, 96)
     norm, wanted = norm_of(tensors, GPT_OSS), expected(x.cpu(), tensors, GPT_OSS)

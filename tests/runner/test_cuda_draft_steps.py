@@ -133,7 +133,7 @@ def test_kernels_draft_as_operations_do(device: torch.device) -> None:
     ours, theirs = Side(device, kernels=True), Side(device, kernels=False)
     rng, seen = random.Random(2), 0
     pool = ours.seats.tokens.clone()
-    for _ in range(25):
+    for _ in range(12):
         plan, sampled = random_step(rng)
         states, tokens = torch.randn(40, HIDDEN, device=device), torch.tensor(sampled, device=device)
         if not sampled:
@@ -148,7 +148,7 @@ def test_kernels_draft_as_operations_do(device: torch.device) -> None:
         if plan.num_drafts:  # a forward pass has set those of rows without
             torch.testing.assert_close(ours.model.last[:SEATS], theirs.model.last[:SEATS])
         theirs.model.last.copy_(ours.model.last)
-    assert seen > 50
+    assert seen > 20
     assert torch.equal(ours.seats.tokens, pool), "drafts are no tokens of the requests"
 
 

@@ -112,12 +112,14 @@ def test_a_policy_takes_its_options_and_refuses_the_others(policy: str, tmp_path
                     make()
 
 
-LOADS = (("classes", 60.0), ("nothing", 60.0), ("classes", 12.0), ("e2e", 12.0))
+# Promises, requests a second, and requests: short runs first.
+LOADS = (("classes", 60.0, 40), ("nothing", 60.0, 40), ("classes", 60.0, 80), ("nothing", 60.0, 80))
+LOADS += (("classes", 12.0, 80), ("e2e", 12.0, 80))
 
 
-def token_times(promised: str, rate: float, **options: object) -> list[list[float]]:
+def token_times(promised: str, rate: float, requests: int, **options: object) -> list[list[float]]:
     """Return the time of each token of a busy run."""
-    work = WorkloadConfig(setup="scorpio-8b", num_requests=80, request_rate=rate, seed=4)
+    work = WorkloadConfig(setup="scorpio-8b", num_requests=requests, request_rate=rate, seed=4)
     arrivals = make_arrivals(work, SCORPIO_8B)
     if promised != "classes":
         slo = Slo(e2e_s=20.0) if promised == "e2e" else None
@@ -128,9 +130,9 @@ def token_times(promised: str, rate: float, **options: object) -> list[list[floa
 
 
 @cache
-def unchanged(promised: str, rate: float, options: tuple[tuple[str, object], ...]) -> list[list[float]]:
+def unchanged(promised: str, rate: float, requests: int, options: tuple[tuple[str, object], ...]) -> list[list[float]]:
     """Return the times with a policy's default values, which many options are compared with."""
-    return token_times(promised, rate, **dict(options))
+    return token_times(promised, rate, requests, **dict(options))
 
 
 @pytest.mark.parametrize(("policy", "name"), ONE_EACH)

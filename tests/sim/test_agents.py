@@ -3,14 +3,13 @@
 import random
 from dataclasses import replace
 
-import pytest
-
 from roseinfer.core.runner import StatePool, WindowPool
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.engine import TOKEN
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival
+from tests.helpers.cases import cases, each_value
 from tests.sim.test_host_memory import COST
 
 SYSTEM_TOKENS, TURNS, OUTPUT_TOKENS, RESULT_TOKENS = 20_000, 10, 150, 350
@@ -34,11 +33,13 @@ def turns(agents: int, *, reasoning: bool) -> tuple[list[Arrival], int]:
     return arrivals, repeated
 
 
-@pytest.mark.parametrize("reasoning", [False, True])
-@pytest.mark.parametrize(
-    "windows",
-    [(), (WindowPool(128, 400),), (WindowPool(1024, 1200), WindowPool(128, 700))],
-    ids=["full", "window", "two_windows"],
+@each_value(
+    windows={
+        "two_windows": (WindowPool(1024, 1200), WindowPool(128, 700)),
+        "full": (),
+        "window": (WindowPool(128, 400),),
+    },
+    reasoning=[False, True],
 )
 def test_turns_find_what_earlier_ones_have_computed(windows: tuple[WindowPool, ...], reasoning: bool) -> None:
     """The pools of windows are small: a prompt has 1,270 blocks, and three agents take turns."""
@@ -49,7 +50,7 @@ def test_turns_find_what_earlier_ones_have_computed(windows: tuple[WindowPool, .
     assert found.stats.prefix_hits / repeated > 0.98
 
 
-@pytest.mark.parametrize("reasoning", [False, True])
+@cases("reasoning", [True], exhaustive=[False])
 def test_agents_find_their_prefixes_while_other_requests_take_all_slots(reasoning: bool) -> None:
     """Chats fill the other slots, and nearly always one waits. Each leaves snapshots in the slots that are reserved."""
     agents, repeated = turns(3, reasoning=reasoning)

@@ -2,14 +2,13 @@
 
 import random
 
-import pytest
-
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.simulator import SimulationResult, simulate
 from roseinfer.sim.workload import Arrival
+from tests.helpers.cases import cases
 
 COST = CostParams(4.6e-3, 17e-6, 4e-9, 13e-6, 34e-9, load_s=45e-6, store_s=45e-6)
 
@@ -43,7 +42,7 @@ def good(found: SimulationResult) -> int:
     return sum(life.good for life in found.lifetimes)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "slack"])
+@cases("policy", ["slack"], exhaustive=["fifo"])
 def test_turns_come_back_from_host_memory_and_first_tokens_are_sooner(policy: str) -> None:
     arrivals = turns(1, 0.15)
     without, beside = run(arrivals, policy, 0), run(arrivals, policy, 4000)
@@ -52,8 +51,11 @@ def test_turns_come_back_from_host_memory_and_first_tokens_are_sooner(policy: st
     assert good(beside) >= good(without) and beside.busy_s < without.busy_s
 
 
-@pytest.mark.parametrize("policy", ["fifo", "slack"])
-@pytest.mark.parametrize("copy_s", [3e-4, 2e-3, 0.05])
+@cases(
+    ("policy", "copy_s"),
+    [("slack", 2e-3), ("fifo", 3e-4)],
+    exhaustive=[("slack", 3e-4), ("slack", 0.05), ("fifo", 2e-3), ("fifo", 0.05)],
+)
 def test_over_a_slow_link_it_is_no_slower_than_without(policy: str, copy_s: float) -> None:
     """A block of 16 tokens takes about 0.3 ms to compute."""
     arrivals = turns(2, 0.15)

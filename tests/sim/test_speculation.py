@@ -14,6 +14,7 @@ from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.drafts import right_guesses
 from roseinfer.sim.simulator import Lifetime, SimulationResult, simulate
 from roseinfer.sim.workload import Arrival
+from tests.helpers.cases import cases
 
 GPU = CostParams(
     step_s=4e-3, token_s=17e-6, row_s=13e-6, context_s=30e-9, drafts=DraftCost(0.2e-3, 60e-6, 8e-6, 17e-6, 1e-9)
@@ -84,16 +85,16 @@ def strict_after(seen: int, acceptance: tuple[float, ...], share: float = 0.6, b
     return [life for life in lives if life.slo is strict]
 
 
-@pytest.mark.parametrize("beside", [0, 3])
+@cases("beside", [3], exhaustive=[0])
 def test_an_objective_faster_than_a_step_is_kept_once_200_requests_were_seen(beside: int) -> None:
     for life in strict_after(230, (0.8,) * 4, beside=beside):
         assert life.served and not life.missed
 
 
-@pytest.mark.parametrize(
+@cases(
     ("seen", "acceptance", "share"),
-    [(150, (0.8,) * 4, 0.6), (230, (), 0.6), (230, (0.3,) * 4, 0.6), (230, (0.8,) * 4, 0.2)],
-    ids=["too few seen", "no drafts", "mostly wrong", "too fast"],
+    [(150, (0.8,) * 4, 0.6), (230, (0.3,) * 4, 0.6)],
+    exhaustive=[(230, (), 0.6), (230, (0.8,) * 4, 0.2)],
 )
 def test_it_is_refused_if_drafts_do_not_surely_suffice(seen: int, acceptance: tuple[float, ...], share: float) -> None:
     for life in strict_after(seen, acceptance, share):

@@ -13,14 +13,14 @@ LOAD = {load.name: load for load in LOADS}
     ("load", "policy", "requests", "causes"),
     [
         ("few blocks", "slack", 100, {Cause.BLOCKS}),
-        ("small budget", "slack", 150, {Cause.BUDGET}),
+        ("small budget", "slack", 80, {Cause.BUDGET}),
         ("bursts", "slack", 150, {Cause.PRICE, Cause.UTILISATION}),
         ("tenants", "slack", 300, {Cause.TENANT, Cause.PRICE}),
         ("few seats", "fifo", 100, {Cause.SEATS}),
     ],
 )
 def test_without_its_cause_it_starts(load: str, policy: str, requests: int, causes: set[Cause]) -> None:
-    found = truth(LOAD[load], policy, requests=requests, samples=2, window_s=1.0, kinds=("waits",))
+    found = truth(LOAD[load], policy, requests=requests, samples=1, window_s=1.0, kinds=("waits",))
     cases = [case for case in found if case.kind == "waits"]
     assert causes <= {case.sample.cause for case in cases}
     assert not [case for case in cases if not case.true]

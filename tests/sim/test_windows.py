@@ -12,6 +12,7 @@ from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.simulator import SimulationResult, simulate
 from roseinfer.sim.workload import Arrival
+from tests.helpers.cases import cases
 from tests.sim.test_host_memory import COST, turns
 
 
@@ -34,7 +35,7 @@ def test_a_pool_of_two_requests_serves_all_of_them() -> None:
     assert found.kv_peak > 0.9, "the fullest pool is reported"
 
 
-@pytest.mark.parametrize("policy", ["qoserve", "scorpio", "slack"])
+@cases("policy", ["slack"], exhaustive=["qoserve", "scorpio"])
 def test_steps_read_windows_only_and_policies_know_it(policy: str) -> None:
     options = scheduler_config(scheduling_policy=policy, max_num_seqs=32, max_num_batched_tokens=512)
     results = []

@@ -23,12 +23,12 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
 from roseinfer.sim.simulator import Lifetime, SimulationResult
 
-SMALL = {**space(), "requests": 30, "long_requests": 20}
+SMALL = {**space(), "requests": 16, "long_requests": 10}
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use loads of 30 requests."""
+    """Use loads of 16 requests."""
     monkeypatch.setattr(random_loads, "space", lambda: SMALL)
 
 
@@ -54,6 +54,7 @@ def test_loads_are_judged_worst_first_and_those_without_their_trace_are_named() 
         assert entry["of_bound"] == pytest.approx(entry["adherence"] / entry["bound"])
 
 
+@pytest.mark.exhaustive
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # other processes do not see the patched loads
     alone, together = (run_grid(grid_of(count=2, seed=11, policies=("fifo", "pack"), jobs=jobs)) for jobs in (1, 2))

@@ -72,14 +72,16 @@ def workspace_of(layer: Layer, parts: int) -> FewWorkspace:
     return FewWorkspace.allocate(layer.heads, layer.kv_heads, layer.dim, processors, layer.qkv.device)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("heads", "kv_heads", "dim", "llama", "block_size", "window", "codes", "parts", "dtype"),
     [
-        (8, 2, 128, True, 16, 0, False, 4, torch.float16),
-        (8, 2, 128, True, 16, 0, True, 1, torch.bfloat16),
         (3, 1, 80, True, 32, 33, False, 4, torch.float32),
         (2, 2, 64, False, 1, 0, True, 3, torch.float16),
         (17, 1, 16, False, 16, 70, True, 2, torch.float32),
+    ],
+    exhaustive=[
+        (8, 2, 128, True, 16, 0, False, 4, torch.float16),
+        (8, 2, 128, True, 16, 0, True, 1, torch.bfloat16),
         (4, 1, 256, True, 16, 40, False, 2, torch.float16),
     ],
 )

@@ -6,6 +6,7 @@ import torch
 from roseinfer.kernels.attention.decode_few import MAX_QUERIES, MAX_TOKENS, FewWorkspace, verify_few
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from roseinfer.kernels.attention.prefill import prefill_attention_reference
+from tests.helpers.cases import cases
 from tests.helpers.interpreter import round_codes
 from tests.helpers.paged import assert_near, hide_before, paged_case, with_sinks
 
@@ -65,14 +66,16 @@ class Step:
         return prefill_attention_reference(q, *self.caches(), *rows, case.scale, window, case.kv_scales, case.sinks)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("heads", "kv_heads", "dim", "llama", "block_size", "window", "codes", "parts", "dtype"),
     [
-        (8, 2, 128, True, 16, 0, False, 4, torch.float16),
-        (8, 2, 128, True, 16, 0, True, 1, torch.bfloat16),
         (3, 1, 80, True, 32, 33, False, 4, torch.float32),
         (2, 2, 64, False, 1, 3, True, 3, torch.float16),
         (14, 1, 16, False, 16, 70, True, 2, torch.float32),
+    ],
+    exhaustive=[
+        (8, 2, 128, True, 16, 0, False, 4, torch.float16),
+        (8, 2, 128, True, 16, 0, True, 1, torch.bfloat16),
         (4, 2, 256, True, 16, 40, False, 2, torch.float16),
     ],
 )
@@ -101,7 +104,7 @@ def test_sinks(window, codes, parts, device) -> None:
     assert_near(step.run(parts, window), step.expected(window), 4)
 
 
-@pytest.mark.parametrize("group", [1, 3, 8, 20])
+@cases("group", [3, 20], exhaustive=[1, 8])
 def test_rows_of_one_tile_of_queries_and_of_several(group, device) -> None:
     rows = [(count * 20, count) for count in (1, 2, 3, 5, 7, MAX_QUERIES)]
     step = Step(rows, group, 1, 16, 16, torch.float32, device)

@@ -6,6 +6,7 @@ import torch
 from roseinfer.state.batch import RowSnapshot
 from roseinfer.state.delta_spec import DeltaSpec
 from roseinfer.state.triton_delta import TritonDelta
+from tests.helpers.cases import cases, each_value
 from tests.helpers.delta import DeltaRunner, check_drafts
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's exponentials
@@ -24,8 +25,7 @@ def make_spec(group: int, dim: int = 16, key_heads: int = 2, taps: int = 4) -> D
     return DeltaSpec(key_heads=key_heads, value_heads=group * key_heads, key_dim=dim, value_dim=dim, taps=taps)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", [1, 2, 3])
+@each_value(group=[1, 2, 3], dtype=DTYPES)
 def test_token_by_token(group, dtype, device):
     runner = DeltaRunner(TritonDelta, make_spec(group), dtype, device)
     sequences = [runner.sequence(length) for length in (6, 4)]
@@ -44,7 +44,7 @@ def test_other_shapes(dim, taps, device):
     check(output, expected)
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 5])
+@cases("start", [0, 5], exhaustive=[1, 2])
 def test_snapshots(start, device):
     runner = DeltaRunner(TritonDelta, make_spec(3), torch.float32, device)
     sequence, expected = runner.sequence(10)
@@ -57,7 +57,7 @@ def test_snapshots(start, device):
             check(output, expected[position : position + 1])
 
 
-@pytest.mark.parametrize(("most", "group", "dtype"), [(1, 1, DTYPES[0]), (3, 2, DTYPES[1]), (5, 2, DTYPES[0])])
+@cases(("most", "group", "dtype"), [(3, 2, DTYPES[1])], exhaustive=[(1, 1, DTYPES[0]), (5, 2, DTYPES[0])])
 def test_right_drafts_are_replayed_and_wrong_ones_forgotten(most, group, dtype, device):
     torch.manual_seed(most)
     runner = DeltaRunner(TritonDelta, make_spec(group, key_heads=1), dtype, device, row_drafts=most)

@@ -12,6 +12,7 @@ from roseinfer.kernels.linear.fp8_rows import (
     plain_rows,
     rows_reference,
 )
+from tests.helpers.cases import cases
 from tests.helpers.interpreter import clamp_numbers_only, round_codes
 
 pytestmark = [
@@ -58,7 +59,7 @@ def test_plain_rows(rows, width, grouped, dtype, device):
     check(plain_rows(x, grouped=grouped), rows_reference(x, grouped=grouped))
 
 
-@pytest.mark.parametrize("rows", [257, 1025])
+@cases("rows", [257], exhaustive=[1025])
 def test_many_plain_rows(rows, device):
     """Their programs are divided differently."""
     round_codes()

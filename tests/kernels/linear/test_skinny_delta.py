@@ -6,7 +6,7 @@ import torch
 from roseinfer.kernels.linear.skinny import skinny_linear, skinny_linear_reference
 from roseinfer.kernels.linear.skinny_configs import DirectConfig
 from roseinfer.kernels.lora.slots import SlotRows
-from tests.helpers.cases import pairwise
+from tests.helpers.cases import cases, each_value, pairwise
 from tests.helpers.skinny import CONFIGS, TOLERANCE, case, dtype_of, exact
 from tests.helpers.slot_matrices import FEW_RANKS, exact_delta, slot_matrices, slots_of_rows
 from tests.kernels.linear.test_skinny_fp8 import fp8_case
@@ -44,7 +44,7 @@ def _row(inputs, row):
     return {"residual": inputs["residual"][row : row + 1]} if "residual" in inputs else {}
 
 
-@pairwise(
+@each_value(
     config=CONFIGS,
     rows=[1, 2, 7, 16],
     widths=[(40,), (37, 8, 11), (64, 32, 32)],
@@ -58,7 +58,7 @@ def test_stacked_modules_with_bias_and_residual(device, config, rows, widths, no
     check(inputs, slot_matrices(device, 96, widths, dtype, FEW_RANKS, 16), config)
 
 
-@pairwise(config=CONFIGS, rows=[1, 3, 16], activation=["silu", "gelu_tanh"], kind=["float16", "bfloat16"])
+@each_value(config=CONFIGS, rows=[1, 3, 16], activation=["silu", "gelu_tanh"], kind=["float16", "bfloat16"])
 def test_gate_and_up(device, config, rows, activation, kind):
     dtype = dtype_of(kind, config)
     inputs, _ = case(device, rows, 160, 19, dtype, norm="rms", gated=True)
@@ -66,7 +66,7 @@ def test_gate_and_up(device, config, rows, activation, kind):
     check(inputs, slot_matrices(device, 160, (19, 19), dtype, FEW_RANKS, 16), config)
 
 
-@pairwise(config=PAIRS, rows=[1, 2], gated=[False, True], scales=["channel", "block"])
+@each_value(config=PAIRS, rows=[1, 2], gated=[False, True], scales=["channel", "block"])
 def test_weights_in_fp8_by_pairs(device, config, rows, gated, scales):
     inputs, random = fp8_case(device, rows, 256, 128, torch.bfloat16, scales, norm="rms", gated=gated)
     inputs |= {"gated": True, "activation": "silu"} if gated else {"residual": random(rows, 128)}
@@ -81,7 +81,7 @@ def test_weights_in_fp8(device, scales):
     check(inputs, slot_matrices(device, 256, (20, 20), torch.float16), CONFIGS["elementwise"])
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
+@cases("norm", ["layer"], exhaustive=["rms"])
 def test_several_blocks_of_columns(device, norm):
     """Columns that a program reads before and after it waits for the input, and a part of a block."""
     inputs, _ = case(device, 3, 16400, 8, torch.float16, norm=norm)
@@ -94,7 +94,7 @@ def test_large_ranks(device, config):
     check(inputs, slot_matrices(device, 64, (12,), inputs["x"].dtype), config)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@each_value(config=CONFIGS)
 def test_a_row_does_not_depend_on_the_others(device, config):
     inputs, _ = case(device, 8, 96, 24, dtype_of("bfloat16", config), norm="rms")
     x = inputs["x"]

@@ -8,7 +8,7 @@ from roseinfer.kernels.linear.activation import gated
 from roseinfer.kernels.linear.fp8_rows import gated_rows, plain_rows
 from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_rows_expanded
 from roseinfer.kernels.lora.shrink_tiles import MAX_SHARED_TILES, shrink_tiles
-from tests.helpers.cases import each_value, pairwise
+from tests.helpers.cases import cases, each_value
 from tests.helpers.interpreter import round_codes
 from tests.helpers.slot_matrices import FEW_RANKS, RANKS, WIDTHS, exact_delta, slot_matrices, slots_of_rows
 
@@ -45,7 +45,7 @@ def check(out, y, added, slots):
     assert_close(out, y.double() + added, TOLERANCE[out.dtype])
 
 
-@pairwise(
+@each_value(
     rows=[1, 7, 17, 64, 300],
     widths=WIDTHS,
     in_features=[96, 200, 1100],
@@ -74,7 +74,7 @@ def test_inputs_in_fp8(device, arrived, rows, grouped, ranks):
     check(out, y, exact_delta(codes.widen(), slots, matrices), slots)
 
 
-@pairwise(rows=[5, 40, 300], half=[128, 200], modules=[1, 2, 3], activation=["silu", "gelu_tanh"])
+@each_value(rows=[5, 40, 300], half=[128, 200], modules=[1, 2, 3], activation=["silu", "gelu_tanh"])
 def test_gates(device, arrived, rows, half, modules, activation):
     widths = {1: (2 * half,), 2: (half, half), 3: (half, half - 30, 30)}[modules]
     x, y, slots, matrices = case(device, rows, 96, widths, torch.float16, ranks=FEW_RANKS, max_rank=16)
@@ -96,11 +96,11 @@ def test_gates_in_fp8(device, arrived, rows):
     assert_close(out.widen(), F.silu(gate) * up, FP8_TOLERANCE)
 
 
-@pytest.mark.parametrize("rows", [16, 40, 300])
+@cases("rows", [16, 40], exhaustive=[300])
 def test_a_row_does_not_depend_on_the_others(device, arrived, rows):
     x, y, slots, matrices = case(device, rows, 600, (37, 8, 11), torch.float32)
     together = expand(y.clone(), shrink_tiles(x, slots, matrices, arrived))
-    for own in (1, 2, 3, 4):
+    for own in (1, 3):
         others_slots, others, others_y = slots.roll(1), torch.randn_like(x) * 100, torch.randn_like(y)
         others_slots[own], others[own], others_y[own] = slots[own], x[own], y[own]
         alone = expand(others_y, shrink_tiles(others, others_slots, matrices, arrived))

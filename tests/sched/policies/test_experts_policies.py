@@ -28,6 +28,7 @@ from roseinfer.sim.engine import SimulatedEngine
 from roseinfer.sim.setups import slo_classes
 from roseinfer.sim.simulator import add_of, simulate
 from roseinfer.sim.workload import Arrival, LogNormalLengths, RequestMix, poisson
+from tests.helpers.cases import cases
 from tests.sched.queues import State
 
 EXPERTS = ExpertChoice(128, 8)
@@ -203,7 +204,7 @@ def test_promises_are_kept_that_a_line_in_the_rows_breaks() -> None:
     assert good > good_by_line + 0.05 and missed_by_line > 0.05
 
 
-@pytest.mark.parametrize("rate", [12.0, 20.0])
+@cases("rate", [20.0], exhaustive=[12.0])
 def test_who_is_let_start_beside_slower_paces_under_overload_keeps_its_own(rate: float) -> None:
     """Running requests fit 4 ms only while rows of the slower class are skipped, and few can be served at that pace."""
     mix = RequestMix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))

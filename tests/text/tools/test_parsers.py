@@ -141,7 +141,7 @@ def test_the_cost_is_linear(name: str, tail: str):
         for text in (head, head + tail):
             repeated = (lambda n, head=head: head + tail * n) if text == head else (lambda n, text=text: text * n)
             costs = []
-            for n in (20, 80):
+            for n in (10, 40):
                 pieces = [(char, ORDINARY) for char in repeated(n)]
                 costs.append(operations(lambda p=pieces: [q.feed(*piece) for q in [parser(name)] for piece in p]))
             assert costs[1] < 5 * costs[0], text

@@ -63,7 +63,7 @@ def test_kv_blocks_are_kept_for_the_one_whose_turn_it_is() -> None:
     come free takes 1 to 4 s, by which outputs happen to run.
     """
     others = [Arrival(2.0, [2] * 1200, 20, None, 20), Arrival(12.0, [2] * 1200, 20, None, 20)]
-    found = beside(queue(400, 12.0, Slo(5.0, 0.2)), others, seats=256, blocks=300)
+    found = beside(queue(190, 12.0, Slo(5.0, 0.2)), others, seats=256, blocks=300)
     assert all(life.ttft_s < AGEING_S + 5.0 for life in found), [life.ttft_s for life in found]
 
 

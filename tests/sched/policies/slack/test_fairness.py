@@ -78,7 +78,7 @@ def terciles(fairness: float, requests: int) -> dict[str, float]:
 
 
 def test_long_outputs_gain_by_it_in_a_short_run() -> None:
-    none, full = terciles(0.0, 150), terciles(1.0, 150)
+    none, full = terciles(0.0, 100), terciles(1.0, 100)
     assert none["long"] < full["long"] and none["short"] > full["short"], (none, full)
 
 

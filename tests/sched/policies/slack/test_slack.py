@@ -402,13 +402,13 @@ def test_without_objectives_the_plans_are_those_of_fifo(depth: int) -> None:
 
 
 def test_best_effort_is_served_under_a_steady_overload_of_objectives() -> None:
-    arrivals = SCORPIO_8B.mix.requests(poisson(15.0, 600, 0), 0)
+    arrivals = SCORPIO_8B.mix.requests(poisson(15.0, 300, 0), 0)
     arrivals += [Arrival(at_s, [1] * 50, 20) for at_s in (5.0, 10.0, 15.0)]
     arrivals.sort(key=lambda arrival: arrival.at_s)
     config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     lives = simulate(arrivals, config, SCORPIO_8B.machine).lifetimes
     free = [life for life in lives if life.slo is None]
-    assert sum(life.reason is FinishReason.REJECTED for life in lives) > 60, "there is an overload"
+    assert sum(life.reason is FinishReason.REJECTED for life in lives) > 20, "there is an overload"
     assert all(life.served for life in free)
     assert max(life.ttft_s for life in free) < 15.0
     assert max(b - a for life in free for a, b in zip(life.token_s, life.token_s[1:], strict=False)) < 1.5
