@@ -195,9 +195,9 @@ def test_few_decodes_and_more(count, device) -> None:
 
 def test_sinks(device) -> None:
     """Prompts, chunks and few decodes, and rows of a token with drafts, in layers with and without a window."""
-    transform = head_transform(4, 2, 16, device, llama=True)
+    transform = head_transform(2, 1, 16, device, llama=True)
     spec = replace(transform.spec, sinks=True)
-    transform = replace(transform, spec=spec, sinks=torch.linspace(-6, 9, 4, device=device))
+    transform = replace(transform, spec=spec, sinks=torch.linspace(-6, 9, 2, device=device))
     case = Case(transform, 16, device, windows=(40, None))
     tables = [case.table(180) for _ in range(3)]
     case.step([row(tables[0], 0, 1), row(tables[1], 0, 60), row(tables[2], 0, 16)])
@@ -208,7 +208,7 @@ def test_sinks(device) -> None:
 
 def test_heads_of_256_in_layers_of_two_rotations(device) -> None:
     """Prompts, chunks, few decodes, and rows of a token with drafts, in layers as Gemma 3 has them."""
-    case = Case(head_transform(4, 2, 256, device, llama=True), 16, device, windows=(20, None))
+    case = Case(head_transform(2, 1, 256, device, llama=True), 16, device, windows=(20, None))
     full = Rotary(default_frequencies(256, 1e6).to(device) / 8, MAX_LEN)
     full.make_tables(MAX_LEN)
     case.transforms[1] = replace(case.transforms[1], rotary=full)
@@ -222,7 +222,7 @@ def test_heads_of_256_in_layers_of_two_rotations(device) -> None:
 @cases("window", [None], exhaustive=[9])
 def test_short_rows(window, device) -> None:
     """Tokens and their drafts, of which the next step computes some again, between steps of other kernels."""
-    case = Case(head_transform(4, 2, 16, device, llama=True), 16, device, windows=(None, window))
+    case = Case(head_transform(2, 1, 16, device, llama=True), 16, device, windows=(None, window))
     tables = [case.table(90) for _ in range(3)]
     case.step([row(tables[0], 0, 16), row(tables[1], 0, 33), row(tables[2], 0, 20)])
     case.step([row(tables[0], 16, 1), row(tables[1], 33, 5), row(tables[2], 20, 2)], short=True)
@@ -275,7 +275,7 @@ def test_codes(llama, captured, device) -> None:
     case.step([row(tables[1], 34, 1), row(tables[2], 20, 9)], captured=captured)
 
 
-@pytest.mark.parametrize(("captured", "windows"), [(False, (None, 30)), (True, (None, None)), (True, (250, 70))])
+@cases(("captured", "windows"), [(True, (250, 70))], exhaustive=[(False, (None, 30)), (True, (None, None))])
 def test_long_contexts_are_divided(captured, windows, device, monkeypatch) -> None:
     """A chunk after a long context, with a short chunk and a decode; later steps reuse the workspace."""
     for constant in ("BEGIN_TILES", "MERGE_TILES", "FULL_MERGE_TILES"):  # so that dividing a short one pays

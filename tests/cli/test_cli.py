@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from roseinfer import __version__
 from roseinfer.cli import commands
 from roseinfer.cli import main as cli
 from roseinfer.cli.commands.serve import with_keys
@@ -53,7 +54,7 @@ def test_help_needs_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("usage: roseinfer") == len(HELPS) - 1 and roseinfer.__version__ in done.stdout
+    assert done.stdout.count("usage: roseinfer") == len(HELPS) - 1 and __version__ in done.stdout
 
 
 def test_help_lists_the_commands(capsys):

@@ -84,11 +84,15 @@ def read(kernel, constants, pointers) -> None:
     source.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
 
 
+def forms(everything: bool, *axes):
+    """Return the product of some axes; unless `everything`, a part that contains each value."""
+    if everything:
+        return list(itertools.product(*axes))
+    return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
+
+
 def main(*, everything: bool) -> None:
-    forms = itertools.product(CONFIGS.values(), ("none", "channel", "block"), (False, True))
-    for number, (config, scales, gated) in enumerate(forms):
-        if number % 5 and not everything:
-            continue  # a fifth of the forms contains each value
+    for config, scales, gated in forms(everything, list(CONFIGS.values()), ("none", "channel", "block"), (False, True)):
         constants = {
             "ROWS": 2,
             "K": 96,
@@ -123,15 +127,15 @@ def main(*, everything: bool) -> None:
     for many, fp8 in itertools.product((False, True), (False, True)):
         read_few(many, fp8)
     read_chains()
-    for dtype, aligned in itertools.product(("*bf16", "*fp32"), (False, True)):
+    for dtype, aligned in forms(everything, ("*bf16", "*fp32"), (False, True)):
         read_lora(dtype, aligned)
     read_lora("*bf16", False, codes=True)
-    for dtype, gathers in itertools.product(("*bf16", "*fp32"), (False, True)):
+    for dtype, gathers in forms(everything, ("*bf16", "*fp32"), (False, True)):
         pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), dtype)
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
         read(push_words_kernel, constants | {"ROOM": 1024}, pointers)
         read(push_blocks_kernel, constants | {"REGION": 8192, "PROGRAMS": 4, "GATHERS": gathers}, pointers)
-    for scales, (hidden, top_k) in itertools.product(("none", "channel", "block"), ((256, 4), (384, 3))):
+    for scales, (hidden, top_k) in forms(everything, ("none", "channel", "block", "none"), ((256, 4), (384, 3))):
         read_experts(scales, hidden, top_k)
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
