@@ -73,8 +73,8 @@ $(VENV)/.installed: pyproject.toml $(EXTENSION) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(EXTENSION) | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
-	@touch $(VENV)/.installed $@
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[dev,docs]'
+	@touch $(VENV)/.installed $(VENV)/.installed-docs $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[docs]'

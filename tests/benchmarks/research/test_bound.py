@@ -141,7 +141,7 @@ def test_a_slower_machine_does_less() -> None:
 def test_denser_arrivals_are_never_served_better() -> None:
     setup = SETUPS["scorpio-8b"]
     shares = [
-        fluid_bound(setup.mix.requests(poisson(rate, 300, seed=1), seed=1), setup.machine) for rate in (5, 25, 75)
+        fluid_bound(setup.mix.requests(poisson(rate, 600, seed=1), seed=1), setup.machine) for rate in (5, 25, 75)
     ]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > shares[-1] + 0.1
@@ -192,7 +192,7 @@ def test_limits_that_a_mixture_beats_are_left_out() -> None:
 
 def test_who_knows_no_lengths_serves_fewer() -> None:
     setup = SETUPS["scorpio-8b"]
-    load = setup.mix.requests(poisson(40.0, 100, seed=2), seed=2)
+    load = setup.mix.requests(poisson(40.0, 200, seed=2), seed=2)
     blind, patient_blind = (blind_bound(load, setup.machine, stops=stops) for stops in (True, False))
     assert patient_blind < blind < fluid_bound(load, setup.machine) - 0.02
 
