@@ -130,7 +130,8 @@ def test_a_models_options_reach_its_server(modules):
 
 def test_a_table_of_one_row(modules, models, tmp_path, monkeypatch, capsys):
     """Our own client, a real server, and defaults for everything else."""
-    rows = [replace(row, arguments="--num 16 --cycle 65,1 --out-len 4 --procs 2") for row in gpu_rows.ROWS if row.name == "hol"]
+    arguments = "--num 16 --cycle 65,1 --out-len 4 --procs 2"
+    rows = [replace(row, arguments=arguments) for row in gpu_rows.ROWS if row.name == "hol"]
     monkeypatch.setattr(bounds, "ROWS", rows)
     argv = ["--rows", "hol", "--models-dir", str(models), "--server-args", SERVER_ARGS, "--commit", "abc", "--restart"]
     status, result = run(modules, monkeypatch, tmp_path, *argv)
