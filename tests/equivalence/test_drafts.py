@@ -17,6 +17,7 @@ from roseinfer.engine.messages import Add
 from tests.equivalence.models import OTHER_SHAPES, SHAPES, SMALL_SHAPES, VOCAB, save_model
 from tests.equivalence.near_ties import compare
 from tests.equivalence.runs import CUDA, LENGTHS, PROMPTS, SETTINGS, Run, start
+from tests.helpers.cases import cases
 from tests.helpers.drafters import Oracle, every_draft_of
 
 MAX_DRAFTS = 40
@@ -75,7 +76,8 @@ def both_runs(path: Path, setting: str, monkeypatch: pytest.MonkeyPatch, **optio
     return plain, drafted
 
 
-@pytest.mark.parametrize("setting", NAMES)
+# The last setting contains the others.
+@cases("setting", ["plain", "all at once"], exhaustive=[name for name in NAMES if name not in ("plain", "all at once")])
 def test_drafts_change_nothing(path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, drafted = both_runs(path, setting, monkeypatch)
     assert {name: [entry.token_id for entry in entries] for name, entries in plain.items()} == {

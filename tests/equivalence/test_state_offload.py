@@ -30,7 +30,7 @@ def checkpoint(folder: Path) -> Path:
     return save_reference(make_reference("qwen3.5"), folder / "states")
 
 
-@pytest.fixture(params=["cpu", "late copies"])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.exhaustive), "late copies"])
 def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let copies be done at once, or as late as the streams and events of a GPU allow."""
     if request.param != "cpu":

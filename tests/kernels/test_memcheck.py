@@ -34,7 +34,7 @@ SMALL = Sizes(
 )
 
 
-@cases("part", [part for part in PARTS if part != "attention"], exhaustive=["attention"])
+@cases("part", ["products"], exhaustive=[part for part in PARTS if part != "products"])
 def test_parts(part, device, monkeypatch, capsys):
     if device.type == "cpu":
         monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)

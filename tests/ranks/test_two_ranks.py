@@ -84,7 +84,9 @@ def tokens(done: list[RequestOutput]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(n=2, max_tokens=16, temperature=0.0, ignore_eos=True),
+        pytest.param(
+            SamplingParams(n=2, max_tokens=16, temperature=0.0, ignore_eos=True), marks=pytest.mark.exhaustive
+        ),
         SamplingParams(n=2, max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
     ],
     ids=["greedy", "sampled"],

@@ -64,6 +64,7 @@ def check_the_end(server: RealServer, streams: list[Any], number: signal.Signals
     return processes
 
 
+@pytest.mark.exhaustive  # `tests/ranks` kills one beneath the server
 def test_a_rank_that_is_killed_ends_the_engine(server: RealServer, streams: list[Any]) -> None:
     gone = check_the_end(server, streams, signal.SIGKILL, "engine_dead")
     assert "the process of rank 1 ended with code -9" in server.log()

@@ -8,7 +8,7 @@ import torch
 from roseinfer.kernels.attention.decode import plan_decode
 from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
 from roseinfer.kernels.common.triton_support import cdiv
-from tests.helpers.cases import each_value
+from tests.helpers.cases import cases, each_value
 from tests.helpers.decode import attend, decodes, reference, workspace_of
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, hide_before, paged_case, with_sinks
@@ -28,18 +28,20 @@ def config_of(form: int, *, tile: int = TILE, least_tiles: int = 1) -> DecodeCon
     return DecodeConfig(form, tile, 4, 2, 1, least_tiles)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("form", "heads", "kv_heads", "head_dim", "block_size", "shares"),
     [
-        (ELEMENTWISE, 3, 3, 64, 16, 5),
         (ELEMENTWISE, 2, 2, 80, 1, 3),
         (ELEMENTWISE, 1, 1, 128, 256, 2),
-        (MATRIX, 2, 2, 64, 16, 3),
         (MATRIX, 4, 2, 80, 256, 2),
-        (MATRIX, 8, 2, 128, 16, 5),
         (MATRIX, 7, 1, 96, 1, 3),
-        (MATRIX, 16, 1, 256, 32, 2),
         (MATRIX, 17, 1, 8, 16, 5),
+    ],
+    exhaustive=[
+        (ELEMENTWISE, 3, 3, 64, 16, 5),
+        (MATRIX, 2, 2, 64, 16, 3),
+        (MATRIX, 8, 2, 128, 16, 5),
+        (MATRIX, 16, 1, 256, 32, 2),
     ],
 )
 def test_every_shape(form, heads, kv_heads, head_dim, block_size, shares, device) -> None:
@@ -48,7 +50,7 @@ def test_every_shape(form, heads, kv_heads, head_dim, block_size, shares, device
     assert_near(attend(case, workspace), reference(case))
 
 
-@each_value(form=[ELEMENTWISE, MATRIX], shares=[1, 2, 3, 6, 7, 40])
+@each_value(form=[ELEMENTWISE, MATRIX], shares=[2, 7, 40])
 def test_any_number_of_shares(form, shares, device) -> None:
     heads = 2 if form == ELEMENTWISE else 4
     for contexts in ((100,), (1,), (16, 16), (5, 90, 1, 1, 40, 17)):
@@ -95,7 +97,7 @@ def test_a_row_does_not_depend_on_hidden_tokens(device) -> None:
     assert_near(attend(case, workspace_of(case, config_of(MATRIX), 2)), reference(case))
 
 
-@each_value(form=[ELEMENTWISE, MATRIX], size=[(1, 16), (15, 16), (16, 16), (17, 1), (17, 32), (40, 16), (1000, 16)])
+@each_value(form=[ELEMENTWISE, MATRIX], size=[(1, 16), (16, 16), (17, 1), (40, 16)])
 def test_windows(form, size, device) -> None:
     """Contexts shorter than the window, as long and longer; windows that begin within, before and on a tile."""
     window, block_size = size

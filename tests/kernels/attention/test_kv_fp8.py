@@ -12,6 +12,7 @@ from roseinfer.kernels.attention.prefill import PrefillConfig
 from roseinfer.kernels.attention.prefill_shares import PARTS, Division
 from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE
 from tests.helpers import decode, prefill
+from tests.helpers.cases import cases
 from tests.helpers.decode import decodes
 from tests.helpers.interpreter import round_codes
 from tests.helpers.paged import assert_near, paged_case
@@ -28,17 +29,19 @@ def _exact_codes() -> None:
     round_codes()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("form", "heads", "kv_heads", "head_dim", "block_size", "window", "dtype"),
     [
-        (ELEMENTWISE, 2, 2, 64, 16, 0, torch.float16),
         (ELEMENTWISE, 2, 2, 32, 16, 17, torch.bfloat16),
-        (MATRIX, 8, 2, 128, 16, 0, torch.bfloat16),
         (MATRIX, 4, 2, 80, 1, 17, torch.float16),
         (MATRIX, 17, 1, 16, 32, 0, torch.float32),
-        (TOKENS, 8, 2, 128, 16, 0, torch.bfloat16),
         (TOKENS, 3, 3, 80, 1, 17, torch.float16),
         (TOKENS, 17, 1, 16, 32, 0, torch.float32),
+    ],
+    exhaustive=[
+        (ELEMENTWISE, 2, 2, 64, 16, 0, torch.float16),
+        (MATRIX, 8, 2, 128, 16, 0, torch.bfloat16),
+        (TOKENS, 8, 2, 128, 16, 0, torch.bfloat16),
     ],
 )
 def test_decodes(form, heads, kv_heads, head_dim, block_size, window, dtype, device) -> None:

@@ -13,6 +13,7 @@ from roseinfer.kernels.attention.prefill import (
     queries_per_block,
 )
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS, ROW
+from tests.helpers.cases import cases
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import assert_near, hide_before, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
@@ -29,17 +30,10 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_loaded_loop_bounds(monkeypatch)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("heads", "kv_heads", "head_dim", "block_size"),
-    [
-        (2, 2, 64, 16),
-        (2, 2, 64, 1),
-        (4, 2, 80, 256),
-        (8, 2, 128, 16),
-        (7, 1, 96, 1),
-        (8, 1, 256, 32),
-        (16, 1, 8, 16),
-    ],
+    [(2, 2, 64, 16), (4, 2, 80, 256), (7, 1, 96, 1), (16, 1, 8, 16)],
+    exhaustive=[(2, 2, 64, 1), (8, 2, 128, 16), (8, 1, 256, 32)],
 )
 def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
     case = paged_case(ROWS[:6], heads, kv_heads, head_dim, block_size, torch.float32, device)
@@ -55,17 +49,10 @@ def test_every_kind_of_tile(block_m, block_n, device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
-@pytest.mark.parametrize(
+@cases(
     ("window", "block_m", "block_n", "block_size"),
-    [
-        (1, 16, 16, 16),
-        (7, 64, 16, 1),
-        (16, 16, 16, 16),
-        (17, 16, 64, 32),
-        (33, 64, 16, 1),
-        (33, 16, 64, 32),
-        (60, 16, 16, 16),
-    ],
+    [(1, 16, 16, 16), (16, 16, 16, 16), (17, 16, 64, 32), (33, 64, 16, 1)],
+    exhaustive=[(7, 64, 16, 1), (33, 16, 64, 32), (60, 16, 16, 16)],
 )
 def test_windows(window, block_m, block_n, block_size, device) -> None:
     """Windows narrower and wider than tiles, chunks that begin before, in and after the first window."""

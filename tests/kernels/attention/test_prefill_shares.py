@@ -9,6 +9,7 @@ import torch
 from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.prefill import PrefillConfig, choose_prefill_config, queries_per_block
 from roseinfer.kernels.attention.prefill_shares import Division, map_blocks, part_count
+from tests.helpers.cases import cases
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
@@ -139,7 +140,7 @@ def test_more_parts_than_tiles_and_a_merge_in_several_turns(parts, device) -> No
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
-@pytest.mark.parametrize(("window", "block_m", "block_n"), [(1, 16, 16), (17, 16, 64), (33, 64, 16), (60, 16, 16)])
+@cases(("window", "block_m", "block_n"), [(17, 16, 64), (33, 64, 16)], exhaustive=[(1, 16, 16), (60, 16, 16)])
 def test_windows(window, block_m, block_n, device) -> None:
     config = PrefillConfig(block_m, block_n, 4, 2)
     case = paged_case([(0, 33), (40, 3), (70, 20), (15, 1)], 4, 2, 16, 16, torch.float32, device)
