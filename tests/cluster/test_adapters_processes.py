@@ -46,7 +46,7 @@ def test_requests_keep_their_adapter_when_an_engine_is_killed(run: Callable[[Wor
     async def work(fleet: LiveFleet, folder: Path) -> None:
         write_tiny_adapter(folder / "second", 2, rank=8)
         second = await fleet.engine.put_adapter("second", "second")
-        asked = requests(fleet, [None, fleet.engine.adapters()["given"], second] * 4, max_tokens=60)
+        asked = requests(fleet, [None, fleet.engine.adapters()["given"], second] * 2, max_tokens=60)
         alone = await fleet.run(asked)
         assert len({tuple(stream.ids[0]) for stream in alone[:3]}) == 3, "each has an answer of its own"
         streams = fleet.start(asked)

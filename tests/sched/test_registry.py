@@ -113,7 +113,7 @@ def test_a_policy_takes_its_options_and_refuses_the_others(policy: str, tmp_path
 
 
 # Promises, requests a second, and requests: short runs first.
-LOADS = (("classes", 60.0, 40), ("nothing", 60.0, 40), ("classes", 60.0, 80), ("nothing", 60.0, 80))
+LOADS = (("classes", 60.0, 24), ("nothing", 60.0, 24), ("classes", 60.0, 80), ("nothing", 60.0, 80))
 LOADS += (("classes", 12.0, 80), ("e2e", 12.0, 80))
 
 

@@ -14,6 +14,7 @@ import pytest
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.server.hosting import listen, remove_socket
+from tests.helpers.cases import cases
 from tests.server.real_server import PATIENCE_S, priced
 
 BODY = {"prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True}
@@ -25,7 +26,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "roseinfer.sock"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@cases("workers", [2], exhaustive=[1])
 def test_a_server_on_a_unix_socket(path: str, workers: int) -> None:
     command = ["serve", "--uds", path, "--api-workers", str(workers), *priced(Path(), 0.001)]
     with subprocess.Popen(
