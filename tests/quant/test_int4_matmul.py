@@ -100,3 +100,28 @@ def test_unsupported_weights():
     ):
         with pytest.raises(UnsupportedModelError, match=named):
             product(weight)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+@pytest.mark.parametrize("rows", [*ROWS, 16, 64, 128])
+def test_a_graph_has_the_results_of_single_launches(rows):
+    """Both products of a feed-forward block: each kernel may start while the one before ends."""
+    norm, gate = rms_norm(), product(int4_weight(2 * WIDTH, WIDTH, 64, device=DEVICE), None, SILU)
+    down = product(int4_weight(WIDTH, WIDTH, 128, device=DEVICE))
+
+    def block(x):
+        for _ in range(3):
+            x = down(gate.after(norm, x), x.clone())
+        return x
+
+    x = draw(rows, WIDTH)
+    block(x)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = block(x)
+    for _ in range(3):
+        x.copy_(draw(rows, WIDTH))
+        expected = block(x)
+        graph.replay()
+        assert torch.equal(found, expected)
