@@ -1,7 +1,9 @@
 """The compiled int8 products against PyTorch's: equal sums, and one result for a row whatever is computed beside it."""
 
 import os
+import resource
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +15,14 @@ from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import FbgemmProduct, OnednnProduct, activation_codes, has_fast_onednn
 from roseinfer.quant.int8_rows import Int8RowsMatmul
-from roseinfer.quant.int8_weight import Int8Weight
+from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.rotation import Rotation
 from tests.helpers.weights import Named
 from tests.quant.test_matmul import EPILOGUES, activated
 
 pytestmark = pytest.mark.skipif(native.instructions() is None, reason="the compiled functions are not installed")
 
+MAX_CODE_7_BITS = 63
 WIDTH, OUT = 320, 456
 ODD = 454  # halves of it are not a multiple of the outputs that are computed together
 PARTS = ((0, 1), (7, 8), (3, 6), (3, 14), (60, 93), (199, 200), (0, 128))
@@ -34,8 +37,8 @@ def draw_weight(outs: int = OUT) -> Int8Weight:
     return Int8Weight.of(torch.randn(outs, WIDTH) * torch.rand(outs, 1))
 
 
-def rows_of(weight: Int8Weight, threads: int = 2) -> native.Int8Rows:
-    codes = activation_codes()
+def rows_of(weight: Int8Weight, threads: int = 2, codes: int | None = None) -> native.Int8Rows:
+    codes = codes or activation_codes()
     return native.Int8Rows(weight.codes, weight.scales, None, block=1, max_code=codes, threads=threads)
 
 
@@ -53,6 +56,24 @@ def test_products_have_the_bits_of_fbgemm(outs: int, threads: int) -> None:
     for count in (0, 1, 2, 3, 8, 33, 200):
         x = torch.randn(count, WIDTH) * torch.rand(count, 1) * 9
         assert torch.equal(multiply(ours, x), theirs(x))
+
+
+@pytest.mark.parametrize("instructions", ["AVX-512 VNNI", "AVX-VNNI", "AVX2"])
+def test_all_instructions_give_the_same_sums(instructions: str) -> None:
+    chosen, codes = native.instructions(), MAX_CODE_7_BITS if instructions == "AVX2" else activation_codes()
+    if not native.use(instructions):
+        pytest.skip("this CPU lacks these instructions")
+    try:
+        for outs, count in ((1, 1), (ODD, 3), (64, 4), (ODD, 33), (OUT, 200)):
+            weight, x = draw_weight(outs), torch.randn(count, WIDTH) * 9
+            weight.codes[0], x[0] = MAX_CODE, codes
+            assert torch.equal(multiply(rows_of(weight, codes=codes), x), FbgemmProduct(weight, codes)(x))
+    finally:
+        assert native.use(chosen)
+
+
+def test_instructions_without_a_name() -> None:
+    assert not native.use("MMX")
 
 
 def test_halves_of_a_code_are_rounded_to_even() -> None:
@@ -151,6 +172,23 @@ def test_threads_that_call_at_once_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_row_that_finds_no_memory() -> None:
+    width = 1 << 24
+    weight, x = Int8Weight(torch.ones(1, width, dtype=torch.int8), torch.ones(1)), torch.ones(1, width)
+    rows, out = rows_of(weight), torch.empty(1, 1)
+    child = os.fork()
+    if not child:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + 2 * width  # enough for the codes, but not for a copy of the row
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        try:
+            rows(x, None, out, None)
+        except MemoryError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_process_multiplies() -> None:

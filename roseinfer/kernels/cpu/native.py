@@ -15,7 +15,7 @@ except ImportError:
     _rows = None
 
 # Version of the functions' arguments, also in rows.c: those of an older installation are not used.
-INTERFACE_VERSION = 3
+INTERFACE_VERSION = 4
 if _rows is not None and _rows.INTERFACE_VERSION != INTERFACE_VERSION:
     _rows = None
 
@@ -31,6 +31,14 @@ NormArguments = tuple[torch.Tensor, torch.Tensor | None, float]
 def instructions() -> str | None:
     """Return the instructions for int8 that are in use; None without the compiled functions."""
     return None if _rows is None else _rows.INSTRUCTIONS
+
+
+def use(instructions: str) -> bool:
+    """Compute products by these instructions from now on; return False, and change nothing, if the CPU lacks them.
+
+    The fastest are in use without it. Tests and measurements compare the others with them.
+    """
+    return bool(_rows.use(instructions))
 
 
 def has_activation(name: str | None) -> bool:

@@ -29,6 +29,8 @@ typedef __m256 f8;
 
 /* --- threads: workers take pieces of a job while the caller does, so a late worker delays nothing ----------------- */
 enum { MAX_WORKERS = 63, SPIN_ROUNDS = 60, PAUSES = 32, MIN_SHARED = 1 << 14, MIN_WAKING = 1 << 19 };
+/* Costs in products of codes: of work on one number of a row, and of reading a code. */
+enum { ROW_COST = 16, READ_COST = 4 };
 typedef void (*Work)(const void *job, int64_t first, int64_t last);
 
 static struct {
@@ -137,6 +139,7 @@ typedef struct {
     float max_code;
     uint8_t *codes;
     float *largest;
+    atomic_int *failed; /* 1 as soon as a row finds no memory */
 } Before;
 
 AVX2 INLINE void normalise(const Before *job, const float *x, float *y) {
@@ -184,6 +187,10 @@ AVX2 static void before(const void *arg, int64_t first, int64_t last) {
     const Before *job = arg;
     int64_t width = job->width;
     float *y = malloc(sizeof(float) * width);
+    if (!y) {
+        atomic_store(job->failed, 1);
+        return;
+    }
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     /* As FBGEMM rounds: x / largest * steps + shift in one fused operation, to the nearest integer, ties to even. */
     f8 steps = _mm256_set1_ps(1.0f / (float)(1.0 / job->max_code)), shift = _mm256_set1_ps(job->max_code + 1);
@@ -219,6 +226,14 @@ AVX2 static void before(const void *arg, int64_t first, int64_t last) {
         }
     }
     free(y);
+}
+
+/* Return 0 if there was too little memory. */
+static int prepare_rows(Before *job, int64_t rows, int64_t threads) {
+    atomic_int failed = 0;
+    job->failed = &failed;
+    share(before, job, rows, threads, rows * job->width * ROW_COST);
+    return !failed;
 }
 
 /* --- after a product: scale of the row, bias, activation, residual ------------------------------------------------ */
@@ -342,13 +357,12 @@ __attribute__((target("avx512f,avx2,fma"))) INLINE void totals_avx512(const __m5
 }
 DEFINE_SUMS(avx512, "avx512f,avx512bw,avx512vnni,avx2,fma", __m512i, 64, LOAD512, _mm512_setzero_si512, DPBUSD512,
             totals_avx512, 4)
-#if __GNUC__ >= 11 || defined(__clang__)
+#if __GNUC__ >= 11 && !defined(__clang__)
 #define DPBUSD256(sum, x, w) _mm256_dpbusd_avx_epi32(sum, x, w)
 DEFINE_SUMS(avxvnni, "avx2,fma,avxvnni", __m256i, 32, LOAD256, _mm256_setzero_si256, DPBUSD256, totals_avx2, 2)
 #endif
 
 static Sums sums_of;
-
 
 enum { ROWS_AT_ONCE = 32 };
 
@@ -398,8 +412,6 @@ static float as_float(int64_t number) {
     return (float)value;
 }
 
-/* Costs in products of codes: of work on one number of a row, and of reading a code. */
-enum { ROW_COST = 16, READ_COST = 4 };
 #define POINTER(i) ((void *)(intptr_t)n[i])
 
 static void free_weight(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, "weight")); }
@@ -432,12 +444,14 @@ static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t given)
     Product product = {.weight = weight, .codes = codes, .rows = rows,
                        .after = {.outs = weight->outs, .largest = largest, .bias = weight->bias, .residual = POINTER(2),
                                  .out = POINTER(3), .activation = weight->activation}};
-    Py_BEGIN_ALLOW_THREADS
-    share(before, &prepared, rows, weight->threads, rows * weight->width * ROW_COST);
     int64_t cost = (rows + READ_COST) * weight->outs * weight->width;
-    share(multiply, &product, (weight->outs + PIECE - 1) / PIECE, weight->threads, cost);
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = prepare_rows(&prepared, rows, weight->threads);
+    if (done) share(multiply, &product, (weight->outs + PIECE - 1) / PIECE, weight->threads, cost);
     Py_END_ALLOW_THREADS
     free(codes);
+    if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -447,9 +461,11 @@ static PyObject *prepare(PyObject *self, PyObject *const *args, Py_ssize_t given
     if (!read_numbers(args, given, 11, n)) return NULL;
     Before job = {.x = POINTER(0), .width = n[2], .block = n[3], .norm_weight = POINTER(4), .norm_bias = POINTER(5),
                   .eps = as_float(n[6]), .max_code = (float)n[7], .codes = POINTER(8), .largest = POINTER(9)};
+    int done;
     Py_BEGIN_ALLOW_THREADS
-    share(before, &job, n[1], n[10], n[1] * n[2] * ROW_COST);
+    done = prepare_rows(&job, n[1], n[10]);
     Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -465,21 +481,33 @@ static PyObject *finish(PyObject *self, PyObject *const *args, Py_ssize_t given)
     Py_RETURN_NONE;
 }
 
-static const char *choose_sums(void) {
+static const char *const ways[] = {"AVX-512 VNNI", "AVX-VNNI", "AVX2"}; /* the fastest first */
+
+/* Return the sums by these instructions, NULL if this CPU lacks them. */
+static Sums sums_by(const char *way) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NULL;
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni")) {
-        sums_of = sums_avx512;
-        return "AVX-512 VNNI";
-    }
+    if (!strcmp(way, "AVX2")) return sums_avx2;
+    if (!strcmp(way, "AVX-512 VNNI") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni"))
+        return sums_avx512;
 #if __GNUC__ >= 11 && !defined(__clang__)
-    if (__builtin_cpu_supports("avxvnni")) {
-        sums_of = sums_avxvnni;
-        return "AVX-VNNI";
-    }
+    if (!strcmp(way, "AVX-VNNI") && __builtin_cpu_supports("avxvnni")) return sums_avxvnni;
 #endif
-    sums_of = sums_avx2;
-    return "AVX2";
+    return NULL;
+}
+
+static const char *choose_sums(void) {
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        if ((sums_of = sums_by(ways[i]))) return ways[i];
+    return NULL;
+}
+
+static PyObject *use(PyObject *self, PyObject *name) {
+    (void)self;
+    const char *way = PyUnicode_AsUTF8AndSize(name, NULL);
+    Sums sums = way ? sums_by(way) : NULL;
+    if (sums) sums_of = sums;
+    return way ? PyBool_FromLong(sums != NULL) : NULL;
 }
 
 static PyMethodDef functions[] = {
@@ -487,6 +515,7 @@ static PyMethodDef functions[] = {
     {"linear", (PyCFunction)(void (*)(void))linear, METH_FASTCALL, NULL},
     {"prepare", (PyCFunction)(void (*)(void))prepare, METH_FASTCALL, NULL},
     {"finish", (PyCFunction)(void (*)(void))finish, METH_FASTCALL, NULL},
+    {"use", use, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 #else
@@ -507,6 +536,6 @@ PyMODINIT_FUNC PyInit__rows(void) {
     pthread_atfork(NULL, NULL, forget_workers);
     PyObject *made = PyModule_Create(&module);
     if (made && PyModule_AddStringConstant(made, "INSTRUCTIONS", instructions)) return NULL;
-    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 3)) return NULL; /* of arguments: see native.py */
+    if (made && PyModule_AddIntConstant(made, "INTERFACE_VERSION", 4)) return NULL; /* of arguments: see native.py */
     return made;
 }
