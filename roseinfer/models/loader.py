@@ -22,7 +22,7 @@ from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
-from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat
+from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat, WeightSource
 from roseinfer.quant.int4_stored import Int4Source
 from roseinfer.quant.select import choose_format, widening_source, with_head
 
@@ -103,10 +103,7 @@ def load_model(
     with Checkpoint(folder, build) as checkpoint:
         source = widening_source(checkpoint, spec.quantization)
         model.load(source)
-        if isinstance(source, Int4Source):
-            source.skip_zero_biases()
-        checkpoint.refuse_unread(model.ignored)
-        checkpoint.refuse_not_finite()
+        check_rest(checkpoint, source, model.ignored)
     return model
 
 
@@ -188,6 +185,16 @@ class Checkpoint:
             more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
             names = ", ".join(unexpected[:5])
             raise UnsupportedModelError(f"{self._folder}: unexpected tensor {names}{more}")
+
+
+def check_rest(checkpoint: Checkpoint, source: WeightSource, ignored: tuple[str, ...]) -> None:
+    """Raise `UnsupportedModelError` if something is wrong with tensors of a checkpoint that `source` has read: some are
+    left, and match no pattern in `ignored`, or are not finite.
+    """
+    if isinstance(source, Int4Source):
+        source.skip_zero_biases()
+    checkpoint.refuse_unread(ignored)
+    checkpoint.refuse_not_finite()
 
 
 class DummyWeights:

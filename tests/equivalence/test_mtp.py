@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -19,6 +20,8 @@ from tests.equivalence.test_eagle import MAX_DRAFTS, SAMPLING, RecordingHead, te
 from tests.helpers.checkpoints import HYBRIDS, VOCAB, make_reference, save_reference
 from tests.helpers.drafters import EveryDraft, Oracle
 from tests.helpers.fp8_files import by_block, quantise
+from tests.helpers.int4_files import MAKERS as MAKERS_INT4
+from tests.helpers.int4_files import quantise_folder, write_tensors
 from tests.helpers.mtp_reference import MtpReference
 from tests.quant.test_fp8_checkpoints import MAKERS
 from tests.quant.test_fp8_checkpoints import make as make_fp8
@@ -123,3 +126,16 @@ def test_a_head_in_fp8_is_widened(tmp_path: Path) -> None:
         core.close()
         seen.append(recorder.seen)
     assert seen[0] == seen[1] and len(seen[0]) > 60
+
+
+def test_biases_that_gptq_adds_to_a_head_have_to_be_zeros(tmp_path: Path) -> None:
+    model = make_reference("qwen3.5", hidden_size=128, intermediate_size=192)
+    MtpReference(model).add_to(save_reference(model, tmp_path))
+    quantise_folder(tmp_path, MAKERS_INT4[1])
+    stored = load_file(tmp_path / "model.safetensors")
+    bias = "mtp.layers.0.mlp.up_proj.bias"
+    write_tensors(tmp_path, stored | {bias: torch.zeros(192)})
+    build(tmp_path, speculation="mtp")[0].close()
+    write_tensors(tmp_path, stored | {bias: torch.full((192,), 0.5)})
+    with pytest.raises(UnsupportedModelError, match=f"tensor {bias} is not zero"):
+        build(tmp_path, speculation="mtp")

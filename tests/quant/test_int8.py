@@ -198,9 +198,10 @@ def test_few_and_many_rows_get_the_same_bits() -> None:
 def test_a_second_layout_is_kept_where_there_is_memory(
     monkeypatch: pytest.MonkeyPatch, free: int, layouts: str
 ) -> None:
-    """A single layout is the best one for its layer: FBGEMM's in layers, oneDNN's in a head."""
+    """A single layout is the best one of PyTorch's for its layer: FBGEMM's in layers, oneDNN's in a head."""
     if OnednnProduct not in KINDS:
         pytest.skip("this CPU has one product")
+    monkeypatch.setattr("roseinfer.quant.int8_format.runs_natively", lambda weight: False)
     monkeypatch.setattr("roseinfer.quant.int8_format.available_memory_bytes", lambda: free)
     chosen = Int8Format()
     piece = WeightPiece("a", Share(0, OUT, OUT), Share(0, WIDTH, WIDTH))

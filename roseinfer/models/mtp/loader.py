@@ -6,7 +6,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.gguf.files import is_gguf
 from roseinfer.models.eagle.head import HeadTarget
 from roseinfer.models.families import family_of
-from roseinfer.models.loader import Checkpoint, DummyWeights
+from roseinfer.models.loader import Checkpoint, DummyWeights, check_rest
 from roseinfer.models.mtp.head import PREFIX, MtpHead
 from roseinfer.models.mtp.spec import MtpSpec
 from roseinfer.parallel.group import SingleRank
@@ -39,7 +39,7 @@ def load_mtp_head(folder: Path, spec: MtpSpec, target: HeadTarget, *, load_forma
             raise UnsupportedModelError(
                 f"speculation 'mtp' needs a multi-token prediction head, but {folder} has no tensor {PREFIX}.fc.weight"
             )
-        head.load(widening_source(checkpoint, target.spec.quantization))
-        checkpoint.refuse_unread(_OTHERS)
-        checkpoint.refuse_not_finite()
+        source = widening_source(checkpoint, target.spec.quantization)
+        head.load(source)
+        check_rest(checkpoint, source, _OTHERS)
     return head
