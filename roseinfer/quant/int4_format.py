@@ -1,6 +1,7 @@
 """Linear layers with weights in four bits: as a checkpoint stores them, or rounded while they load."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
 from roseinfer.quant.int4_stored import read_stack
 from roseinfer.quant.int4_weight import GROUPS, Int4Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
+
+if TYPE_CHECKING:  # needs Triton
+    from roseinfer.kernels.linear.int4_product import Int4Workspace
 
 # Columns in a group of layers that are rounded here, and a divisor of the columns of all layers in four bits.
 DEFAULT_GROUP_COLUMNS, _MULTIPLE_COLUMNS = 128, 8
@@ -90,13 +94,21 @@ class Int4Format:
         return self._plain.table(rows)
 
 
-def cuda_product(
-    weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
-) -> Matmul:
-    """Return the product of a layer on a GPU."""
-    from roseinfer.quant.int4_matmul import Int4Matmul  # imports Triton, which only GPUs have
+class CudaProducts:
+    """`MakeProduct` for one model on a GPU. Its products share a workspace."""
 
-    return Int4Matmul(weight, bias, epilogue, inputs)
+    def __init__(self) -> None:
+        self._workspace: Int4Workspace | None = None
+
+    def __call__(
+        self, weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
+    ) -> Matmul:
+        from roseinfer.kernels.linear.int4_product import Int4Workspace  # imports Triton, which only GPUs have
+        from roseinfer.quant.int4_matmul import Int4Matmul
+
+        if self._workspace is None:
+            self._workspace = Int4Workspace.allocate(weight.codes.device)
+        return Int4Matmul(weight, bias, epilogue, inputs, self._workspace)
 
 
 def _with_rows(weight: Int4Weight, rows: torch.Tensor) -> Int4Weight:

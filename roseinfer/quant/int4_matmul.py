@@ -5,12 +5,13 @@ More rows take tiles that widen it, too, and prompts the library, by a copy in 1
 """
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.linear.int4_codes import PackedInt4, pack
-from roseinfer.kernels.linear.int4_product import Int4Factor
+from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
 from roseinfer.quant.int4_weight import DEFAULT_ZERO, Int4Weight
@@ -23,28 +24,32 @@ class Int4Matmul(FewOrMany):
     """`Matmul` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
 
     def __init__(
-        self, weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None = None
+        self,
+        weight: Int4Weight,
+        bias: torch.Tensor | None,
+        epilogue: Epilogue,
+        inputs: torch.Tensor | None,
+        workspace: Int4Workspace,
     ) -> None:
         """inputs: [K], the column of the input that each column of the weight multiplies; None: in their order.
+        workspace: memory that all products of a model share.
 
         Raises `UnsupportedModelError` for a weight that the kernels do not support.
         """
-        self._build(packed(weight), bias, epilogue, inputs)
-
-    def _build(
-        self, weight: PackedInt4, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
-    ) -> None:
-        self._weight = weight
-        self._factor = Int4Factor(weight)
+        self._weight = packed(weight)
+        self._factor = Int4Factor(self._weight, workspace)
         self._bias = bias
-        self._epilogue = epilogue
         self._inputs = inputs
-        self.few = SkinnyMatmul(weight, None, bias, epilogue, inputs)
+        self._set_epilogue(epilogue)
+
+    def _set_epilogue(self, epilogue: Epilogue) -> None:
+        self._epilogue = epilogue
+        self.few = SkinnyMatmul(self._weight, None, self._bias, epilogue, self._inputs)
 
     def bare(self) -> "Int4Matmul":
-        product = object.__new__(Int4Matmul)
-        product._build(self._weight, self._bias, NO_EPILOGUE, self._inputs)
-        return product
+        other = copy(self)
+        other._set_epilogue(NO_EPILOGUE)
+        return other
 
     def many(
         self,

@@ -12,7 +12,7 @@ from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_head import Fp8HeadFormat
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import WideningSource
-from roseinfer.quant.int4_format import Int4Format, MakeProduct, cuda_product
+from roseinfer.quant.int4_format import CudaProducts, Int4Format, MakeProduct
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
 from roseinfer.quant.int8_format import Int8Format
@@ -48,13 +48,13 @@ def choose_format(
     if isinstance(stored, Int4Scheme) and asked in (None, "int4"):
         if stored.layout == "gguf" and not kept:
             return PlainFormat()
-        return Int4Format(stored, cuda_product if kept else None, rounds=dummy)
+        return Int4Format(stored, CudaProducts() if kept else None, rounds=dummy)
     if isinstance(stored, Int4Scheme | Nvfp4Scheme):
         if asked is None:
             return PlainFormat(f"{stored.label}, widened")
         stored = None  # the source gives widened weights, which are rounded like any others
     if asked == "int4":
-        return _rounded_int4(stored, cuda_product if kept else None, dummy=dummy)
+        return _rounded_int4(stored, CudaProducts() if kept else None, dummy=dummy)
     if stored is not None and not isinstance(stored, Fp8Scheme):
         raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")

@@ -13,6 +13,7 @@ from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, AdapterRows, Epilogue
 from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import pairwise
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
@@ -53,14 +54,13 @@ def base_product(kind: str, outs: int, width: int, epilogue: Epilogue):
     from roseinfer.kernels.linear.fp8_tiles import Parts
     from roseinfer.quant.cuda_matmul import CudaMatmul
     from roseinfer.quant.fp8_matmul import Fp8Matmul
-    from roseinfer.quant.int4_matmul import Int4Matmul
 
     weight = torch.randn(outs, width, device=DEVICE) / width**0.5
     if kind == "plain":
         return CudaMatmul(weight.to(DTYPE), None, epilogue)
     if kind in ("int4", "permuted int4"):
         inputs = torch.randperm(width, device=DEVICE) if kind != "int4" else None
-        return Int4Matmul(Int4Weight.of(weight, 64), None, epilogue, inputs)
+        return CudaProducts()(Int4Weight.of(weight, 64), None, epilogue, inputs)
     return Fp8Matmul(Fp8Weight.of(weight, block=kind == "block"), None, epilogue, Parts.allocate(DEVICE))
 
 

@@ -10,6 +10,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue
+from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import pairwise
 from tests.helpers.int4 import int4_weight
@@ -41,9 +42,7 @@ def draw(*shape):
 
 
 def product(weight, bias=None, epilogue=NO_EPILOGUE, inputs=None):
-    from roseinfer.quant.int4_matmul import Int4Matmul
-
-    return Int4Matmul(weight, bias, epilogue, inputs)
+    return CudaProducts()(weight, bias, epilogue, inputs)
 
 
 def rms_norm():
@@ -125,3 +124,20 @@ def test_a_graph_has_the_results_of_single_launches(rows):
         expected = block(x)
         graph.replay()
         assert torch.equal(found, expected)
+
+
+def test_engines_of_one_process_do_not_disturb_each_other(monkeypatch):
+    """A thread of another engine multiplies between the copy of a weight in 16 bits and the product by it."""
+    from roseinfer.kernels.linear import int4_product
+
+    first, second = (product(int4_weight(OUT, WIDTH, 64, device=DEVICE)) for _ in range(2))
+    x = draw(ROWS[-1], WIDTH)
+    expected, real = first(x).clone(), int4_product.widen
+
+    def interrupted(*args):
+        real(*args)
+        monkeypatch.setattr(int4_product, "widen", real)
+        second(x)
+
+    monkeypatch.setattr(int4_product, "widen", interrupted)
+    assert torch.equal(first(x), expected) and not torch.equal(second(x), expected)

@@ -13,7 +13,7 @@ import torch
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
-from roseinfer.quant.int4_format import Int4Format, cuda_product
+from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.cases import cases
@@ -57,7 +57,7 @@ def check(path: Path) -> None:
     expected = logits(path, "cpu", "float32")
     for dtype, error in MAX_RELATIVE_ERRORS.items():
         # A GPU chooses this format itself.
-        options = {} if ON_GPU else {"weight_format": Int4Format(scheme, cuda_product)}
+        options = {} if ON_GPU else {"weight_format": Int4Format(scheme, CudaProducts())}
         found = logits(path, "cuda" if ON_GPU else "cpu", dtype, **options)
         assert (found - expected).norm() / expected.norm() < error
 

@@ -3,7 +3,6 @@
 The copy is made in parts, so that it needs little memory.
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,12 +19,23 @@ from roseinfer.kernels.linear.int4_tiles import int4_tile_product, widen
 _MAX_COPY_ELEMENTS, _MULTIPLE_ROWS = 1 << 25, 128
 
 
+class Int4Workspace(NamedTuple):
+    """Memory that all products of a stream share: only one of them at a time writes there."""
+
+    parts: Parts
+    copy: torch.Tensor
+
+    @classmethod
+    def allocate(cls, device: torch.device) -> "Int4Workspace":
+        return cls(Parts.allocate(device), torch.empty(_MAX_COPY_ELEMENTS, dtype=torch.int16, device=device))
+
+
 class Int4Factor:
     """Weight [N, K] as the right side of products: x -> x @ weight.T, for x in 16 bits."""
 
-    def __init__(self, weight: PackedInt4) -> None:
+    def __init__(self, weight: PackedInt4, workspace: Int4Workspace) -> None:
         self.weight = weight
-        self._workspace = _workspace(weight.codes.device)
+        self._workspace = workspace
         self._configs: dict[int, TileConfig | None] = {}
 
     def __call__(
@@ -61,15 +71,3 @@ class Int4Factor:
             else:
                 result[:, rows].addmm_(x, part.t())
         return result if bias is None else result.add_(bias)
-
-
-class _Workspace(NamedTuple):
-    """Memory that all products of a device share: only one of them at a time writes there."""
-
-    parts: Parts
-    copy: torch.Tensor
-
-
-@cache
-def _workspace(device: torch.device) -> _Workspace:
-    return _Workspace(Parts.allocate(device), torch.empty(_MAX_COPY_ELEMENTS, dtype=torch.int16, device=device))

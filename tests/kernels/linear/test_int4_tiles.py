@@ -5,7 +5,7 @@ import torch
 
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
 from roseinfer.kernels.linear.fp8_tiles import Parts
-from roseinfer.kernels.linear.int4_product import Int4Factor
+from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
 from roseinfer.kernels.linear.int4_tile_configs import BUCKETS, choose_int4_tile_config
 from roseinfer.kernels.linear.int4_tiles import int4_tile_product, widen
 from tests.helpers.cases import pairwise
@@ -67,7 +67,7 @@ def test_the_library_by_parts_of_the_weight(device, monkeypatch, extra):
     x = draw(device, 5, 256)
     options = {} if extra is None else {extra: draw(device, *((300,) if extra == "bias" else (5, 300)))}
     expected = exact(x, wide, **options)
-    assert_close(Int4Factor(weight).by_library(x, **options), expected)
+    assert_close(Int4Factor(weight, Int4Workspace.allocate(torch.device(device))).by_library(x, **options), expected)
 
 
 def test_configs_fit_the_kernel():
