@@ -27,6 +27,7 @@ from roseinfer.quant.base import Build, TensorMetadata, WeightPiece
 from roseinfer.quant.int4_layouts.gguf import read_blocks
 from roseinfer.quant.int4_part import Int4Part
 from roseinfer.quant.int4_scheme import GGUF_ENCODINGS, GGUF_GROUP_COLUMNS
+from roseinfer.quant.widened import check_range
 
 # Numbers converted at once: the intermediate results of `gguf` then fit in a core's cache.
 CHUNK_VALUE_COUNT = 2**18
@@ -99,6 +100,7 @@ class GgufWeights:
             if offset := self._names.offset(stored):
                 whole = whole.to(torch.float32) - offset
             into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
+            check_range(stored, into)
             return
         rows, columns = parts
         wanted_columns = self._names.column_order(stored)
@@ -112,6 +114,7 @@ class GgufWeights:
             if column_order is not None:
                 chunk = chunk[:, column_order]
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
+        check_range(stored, into)
 
     def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
         kinds = {self._kept_encoding(piece) for piece in pieces}

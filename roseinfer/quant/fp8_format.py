@@ -15,6 +15,7 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
+from roseinfer.quant.widened import check_range
 
 if TYPE_CHECKING:  # needs Triton
     from roseinfer.kernels.linear.fp8_tiles import Parts
@@ -50,7 +51,8 @@ class Fp8Format:
             return self._plain.load(source, pieces, epilogue)
         bias = read_bias(source, pieces)
         if self._widens:
-            return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
+            wide = check_range(f"{pieces[0].name}.weight", weight.widen(source.build.dtype))
+            return plain_matmul(wide, bias, epilogue)
         return self._product(weight, bias, epilogue)
 
     def read(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> Fp8Weight | None:

@@ -10,6 +10,7 @@ from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.widened import check_range
 
 CODES = "F8_E4M3"  # as safetensors names the dtype
 _SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, despite the first one's name
@@ -168,4 +169,4 @@ class WideningSource:
         piece = WeightPiece(name.removesuffix(".weight"), outs, ins, transposed)
         weight = new_weight([piece], into.device, block=self._scheme.layout == "block")
         read_codes(self._inner, self._scheme, [piece], weight)
-        into.copy_(weight.widen(into.dtype))
+        into.copy_(check_range(name, weight.widen(into.dtype)))

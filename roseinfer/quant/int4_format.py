@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Table, WeightPiece, WeightSource
 from roseinfer.quant.int4_part import Int4Part, Int4Reader
@@ -59,7 +60,10 @@ class Int4Format:
         order = self._wanted_order(source, pieces)
         if order is not None:
             weight, bias = _with_rows(weight, order), None if bias is None else bias[order]
-        return self._product(weight, bias, epilogue, inputs)
+        try:
+            return self._product(weight, bias, epilogue, inputs)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{', '.join(piece.name for piece in pieces)}: {error}") from None
 
     def _rounded(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Part | None:
         """Return the layer's weight, stored as floats, rounded; None if it is not to be in four bits."""

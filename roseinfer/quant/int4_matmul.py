@@ -14,7 +14,7 @@ from roseinfer.kernels.linear.int4_codes import PackedInt4, pack
 from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
-from roseinfer.quant.int4_weight import DEFAULT_ZERO, Int4Weight
+from roseinfer.quant.int4_weight import DEFAULT_ZERO, MAX_CODE, Int4Weight
 
 # Columns of inputs that kernels load at a time: 16 bytes.
 _MULTIPLE_COLUMNS = 8
@@ -78,7 +78,9 @@ def packed(weight: Int4Weight) -> PackedInt4:
         )
     wide = weight.scales.to(torch.float32)
     shifts = torch.zeros_like(wide) if weight.offsets is None else DEFAULT_ZERO * wide - weight.offsets
+    least, most = ((shifts + step * wide).to(torch.float16) for step in (-DEFAULT_ZERO, MAX_CODE - DEFAULT_ZERO))
     scales, shifts = wide.to(torch.float16), shifts.to(torch.float16)
-    if not (scales.isfinite() & shifts.isfinite() & (scales != 0).logical_or(wide == 0)).all():
-        raise UnsupportedModelError("scales of weights in four bits have to be within the range of float16")
+    finite = scales.isfinite() & shifts.isfinite() & least.isfinite() & most.isfinite()
+    if not (finite & (scales != 0).logical_or(wide == 0)).all():
+        raise UnsupportedModelError("weights in four bits and their scales have to be within the range of float16")
     return pack(weight.codes, scales, shifts)

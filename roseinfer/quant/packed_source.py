@@ -7,6 +7,7 @@ import torch
 
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
+from roseinfer.quant.widened import check_range
 
 WEIGHT = ".weight"
 
@@ -58,7 +59,7 @@ class PackedSource(ABC):
             self._inner.read(name, into, shard=shard, transposed=transposed)
             return
         outs, ins = shard or (Share(0, width, width) for width in into.shape)
-        into.copy_(self.widened(WeightPiece(layer, outs, ins), into.dtype))
+        into.copy_(check_range(name, self.widened(WeightPiece(layer, outs, ins), into.dtype)))
 
     def layer_of(self, name: str) -> str | None:
         """Return the layer whose matrix is called `name` and stored in codes; None for other tensors."""

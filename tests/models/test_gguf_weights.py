@@ -72,7 +72,8 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 def logits(path: Path, tokens: list[int] = TOKENS, **options: Any) -> torch.Tensor:
     spec = read_model_spec(path)
-    model = load_model(path, spec, dtype="float32", device=CPU, load_format="auto", seed=0, **options)
+    options = {"dtype": "float32", **options}
+    model = load_model(path, spec, device=CPU, load_format="auto", seed=0, **options)
     runner = HandRunner(model)
     count = len(tokens)
     return runner.run([HandRow(tokens=tokens, table=runner.blocks.table(count), start=0, count=count)])[0]
@@ -289,10 +290,10 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     reference = make_reference("llama")
     metadata, tensors = metadata_of(reference, 99), tensors_of(reference, as_floats)
 
-    def refuse(changed: dict[str, Any], match: str) -> None:
+    def refuse(changed: dict[str, Any], match: str, **options: Any) -> None:
         path = write(tmp_path / "m.gguf", metadata, changed)
         with pytest.raises(UnsupportedModelError, match=match):
-            logits(path)
+            logits(path, **options)
 
     name = "blk.1.ffn_up.weight"
     broken = tensors[name][0].copy()
@@ -300,6 +301,9 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     refuse({key: tensor for key, tensor in tensors.items() if key != name}, rf"tensor {name} is missing")
     refuse({**tensors, name: (broken, "F32")}, rf"tensor {name} holds NaN or infinity")
     refuse({**tensors, name: (broken[:, :16], "F32")}, rf"tensor {name} is \[48, 16\], the metadata say \[48, 32\]")
+    large = tensors[name][0].copy()
+    large[3, 5] = 1e5
+    refuse({**tensors, name: (large, "F32")}, rf"tensor {name} holds .* beyond float16", dtype="float16")
     extra = np.ones(4, np.float32)
     refuse({**tensors, "blk.0.attn_q.scale": (extra, "F32")}, r"unexpected tensor blk\.0\.attn_q\.scale")
 

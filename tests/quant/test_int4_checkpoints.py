@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.linear import Linear, Split
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import Checkpoint, load_model
-from roseinfer.quant.int4_format import Int4Format
+from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
 from tests.helpers.batches import HandRow, HandRunner
@@ -285,3 +286,28 @@ def test_a_scale_for_each_row(tmp_path: Path) -> None:
     model = load(tmp_path)
     assert model.weights == "int4 by channel, widened"
     assert torch.equal(logits(model), in_floats(tmp_path, wide))
+
+
+def test_weights_beyond_float16_are_refused_by_name(tmp_path: Path) -> None:
+    """A file in bfloat16 may hold scales that float16 does not; a model in another dtype can have them."""
+    maker = MAKERS[3]
+    make(tmp_path, maker)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = "model.layers.1.mlp.up_proj"
+    tensors[f"{layer}.weight_scale"][3, 1] = 6e4
+    write_tensors(tmp_path, tensors)
+    assert load(tmp_path, dtype="bfloat16")
+    with pytest.raises(UnsupportedModelError, match=rf"{layer}\.weight holds .* beyond float16"):
+        load(tmp_path, dtype="float16")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_a_layer_that_kernels_do_not_take_is_named(tmp_path: Path) -> None:
+    make(tmp_path, MAKERS[3])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight_scale"][3, 1] = 6e4
+    write_tensors(tmp_path, tensors)
+    scheme = read_model_spec(tmp_path).quantization
+    assert isinstance(scheme, Int4Scheme)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.gate_proj, .*up_proj: .* the range of float16"):
+        load(tmp_path, weight_format=Int4Format(scheme, CudaProducts()))

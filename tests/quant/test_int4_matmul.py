@@ -96,6 +96,7 @@ def test_unsupported_weights():
         (int4_weight(OUT, 36, 36), "8 does not divide 36"),
         (Int4Weight(int4_weight(OUT, 64, 64).codes, torch.full((OUT, 1), 1e6), None), "range of float16"),
         (Int4Weight(int4_weight(OUT, 64, 64).codes, torch.full((OUT, 1), 1e-9), None), "range of float16"),
+        (Int4Weight(int4_weight(OUT, 64, 64).codes, torch.full((OUT, 1), 1e4), None), "range of float16"),
     ):
         with pytest.raises(UnsupportedModelError, match=named):
             product(weight)
