@@ -27,7 +27,7 @@ HELP = "perplexity of the Python documentation, in floats, in eight and in four 
 FLOATS = "floats"
 # Engine options by name of the variant; the first is the baseline.
 WAYS: dict[str, dict[str, Any]] = {
-    FLOATS: {},
+    FLOATS: {"quantization": "floats"},
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
     "int4": {"quantization": "int4"},

@@ -20,7 +20,7 @@ _CODES_COUNT = {"I32": 8, "U8": 2}  # in a number of these dtypes
 
 @dataclass(frozen=True, slots=True)
 class LoadedSize:
-    """Bytes of weights on a CPU, which widens all to float32, and on a GPU. kinds: how the files store them.
+    """Bytes of weights on a CPU, as float32, or int8 for folders, and on a GPU. kinds: how the files store them.
     four_bits: a GPU keeps linear layers in four bits.
     """
 
@@ -45,7 +45,7 @@ def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize | None:
                 count += prod(entry.shape) * _CODES_COUNT.get(entry.dtype, 1)
     kept = isinstance(scheme, Int4Scheme)
     gpu_bytes = weight_bytes(model) if kept else _HALF_BYTES * count
-    return LoadedSize(scheme.label, _WIDE_BYTES * count, gpu_bytes, four_bits=kept)
+    return LoadedSize(scheme.label, count, gpu_bytes, four_bits=kept)
 
 
 def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:

@@ -34,12 +34,13 @@ def choose_format(
 
     asked: `quantization` as in `ModelConfig`. stored: the checkpoint's scheme if it is quantised. dummy: weights are
     drawn as floats, without a checkpoint. A CPU gains nothing from FP8, and a GPU in float32 has to be exact: both
-    multiply by the widened weights. Raises `ConfigError` for a format that the device does not support.
+    multiply by the widened weights. A CPU rounds four bits to int8. Raises `ConfigError` for a format that the device
+    does not support.
     """
-    if asked == "int8":
+    if asked == "int8" or (asked is None and _is_for_int8(stored, device)):
         return _int8(device)
-    if asked is None and stored is None:
-        return PlainFormat()
+    if asked == "floats" or (asked is None and stored is None):
+        return PlainFormat(None if stored is None else f"{stored.label}, widened")
     kept = has_triton(device) and dtype is not torch.float32
     if isinstance(stored, Mxfp4Scheme):
         if asked is not None:
@@ -83,6 +84,12 @@ def _rounded_int4(stored: QuantScheme | None, product: MakeProduct | None, *, du
             "bits (AWQ, GPTQ) answer better"
         )
     return Int4Format(None, product, rounds=True)
+
+
+def _is_for_int8(stored: QuantScheme | None, device: torch.device) -> bool:
+    """Return True for weights in four bits on a CPU, which has no product for them. GGUF files are widened exactly."""
+    four_bits = isinstance(stored, Nvfp4Scheme) or (isinstance(stored, Int4Scheme) and stored.layout != "gguf")
+    return four_bits and device.type == "cpu" and unsupported_reason() is None
 
 
 def _int8(device: torch.device) -> Int8Format:

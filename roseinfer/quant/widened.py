@@ -11,5 +11,6 @@ def check_range(name: str, wide: torch.Tensor) -> torch.Tensor:
     Scales may be larger than float16 holds. Other dtypes hold all numbers that come from finite scales.
     """
     if wide.dtype is torch.float16 and not bool(torch.stack(torch.aminmax(wide)).isfinite().all()):
-        raise UnsupportedModelError(f"tensor {name} holds NaN, infinity or numbers beyond float16; use --dtype bfloat16")
+        what = "holds NaN, infinity or numbers beyond float16"
+        raise UnsupportedModelError(f"tensor {name} {what}; use --dtype bfloat16")
     return wide

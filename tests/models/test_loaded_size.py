@@ -29,7 +29,7 @@ def test_folders(tmp_path: Path) -> None:
         quantise_folder(tmp_path, maker)
         found = loaded_size(tmp_path, read_model_spec(tmp_path).quantization)
         assert found is not None and found.four_bits and found.kinds == f"int4 in groups of {maker.group}"
-        assert 1 <= found.cpu_bytes / (4 * count(reference)) < 1.05
+        assert 1 <= found.cpu_bytes / count(reference) < 1.05
         assert found.gpu_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
@@ -37,7 +37,7 @@ def test_folders_that_a_gpu_widens(tmp_path: Path) -> None:
     codes = {"a.weight_packed": torch.zeros(64, 32, dtype=torch.uint8), "norm.weight": torch.ones(64)}
     write_tensors(tmp_path, codes)
     found = loaded_size(tmp_path, Nvfp4Scheme("compressed-tensors"))
-    assert found == LoadedSize("nvfp4", 4 * (64 * 64 + 64), 2 * (64 * 64 + 64), four_bits=False)
+    assert found == LoadedSize("nvfp4", (64 * 64 + 64), 2 * (64 * 64 + 64), four_bits=False)
 
 
 def test_gguf_files(tmp_path: Path) -> None:

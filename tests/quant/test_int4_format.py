@@ -13,6 +13,8 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.int4_format import Int4Format
 from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
 from roseinfer.quant.int4_weight import Int4Weight
+from roseinfer.quant.int8_format import Int8Format
+from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.plain import PlainFormat
 from roseinfer.quant.select import choose_format
 from tests.helpers.weights import BUILD, Named
@@ -67,6 +69,11 @@ def test_choice(monkeypatch, caplog):
     for asked in (None, "int4"):
         assert choose_format(asked, scheme, GPU, torch.bfloat16).stored_as == "int4 in groups of 64"
         assert choose_format(asked, scheme, GPU, torch.float32).stored_as == "int4 in groups of 64, widened"
+    assert choose_format("floats", scheme, GPU, torch.bfloat16).stored_as == "int4 in groups of 64, widened"
+    if unsupported_reason() is None:
+        assert isinstance(choose_format(None, scheme, CPU, torch.float32), Int8Format)
+    monkeypatch.setattr("roseinfer.quant.select.unsupported_reason", lambda: "it is another CPU")
+    assert choose_format(None, scheme, CPU, torch.float32).stored_as == "int4 in groups of 64, widened"
     gguf = replace(scheme, layout="gguf")
     assert isinstance(choose_format(None, gguf, CPU, torch.float32), PlainFormat)
     assert isinstance(choose_format(None, gguf, GPU, torch.float16), Int4Format)

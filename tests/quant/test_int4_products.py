@@ -54,7 +54,7 @@ def check(path: Path) -> None:
     hurry()
     scheme = read_model_spec(path).quantization
     assert isinstance(scheme, Int4Scheme)
-    expected = logits(path, "cpu", "float32")
+    expected = logits(path, "cpu", "float32", quantization="floats")
     for dtype, error in MAX_RELATIVE_ERRORS.items():
         # A GPU chooses this format itself.
         options = {} if ON_GPU else {"weight_format": Int4Format(scheme, CudaProducts())}

@@ -45,8 +45,9 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         "round the weights of linear layers while loading: fp8 or int4 (four bits, to measure) for GPUs, int8 for "
-        "CPUs; default: as the checkpoint is",
-        choices=("fp8", "int8", "int4"),
+        "CPUs; floats = widen those that are in fewer bits; default: as the checkpoint is, and on a CPU int8 for "
+        "folders in four bits",
+        choices=("fp8", "int8", "int4", "floats"),
     )
     lm_head_dtype: str = option(
         "auto",
