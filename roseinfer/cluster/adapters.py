@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from roseinfer.cluster.endpoints import Endpoints, unavailable_error
 from roseinfer.core.adapters import Adapter
-from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.core.errors import InvalidRequestError, RoseinferError, TooManyReadsError
 from roseinfer.engine.adapter_client import AdapterClient
 from roseinfer.engine.adapter_names import AdapterEntry, AdapterNames, check_adapter_name
 
@@ -52,7 +52,7 @@ class FleetAdapters:
                 found[number] = result
             elif isinstance(result, InvalidRequestError):
                 raise InvalidRequestError(self._of(number, result.message), result.param, result.code)
-            elif not isinstance(result, RoseinferError):
+            elif isinstance(result, TooManyReadsError) or not isinstance(result, RoseinferError):
                 raise result
         if not found:
             raise unavailable_error(self._endpoints)

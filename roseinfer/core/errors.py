@@ -79,6 +79,10 @@ class TooManyInflightError(RoseinferError):
     """The engine has reached its limit of requests; retry when one has ended."""
 
 
+class TooManyReadsError(RoseinferError):
+    """The engine reads as many LoRA adapters as it may; retry when it has read one."""
+
+
 class RequestFailedError(RoseinferError):
     """One request failed inside the engine; other requests continue."""
 

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from roseinfer.core.adapters import Adapter
-from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.core.errors import InvalidRequestError, RoseinferError, TooManyReadsError
 from roseinfer.engine.adapter_names import AdapterEntry, AdapterNames
 from roseinfer.engine.messages import AdapterAnswer, AdapterUpdate, ReadAdapter
 from roseinfer.engine.transport import Transport
@@ -45,7 +45,7 @@ class AdapterClient:
     async def read(self, name: str, path: str) -> Adapter:
         """Let the engine load an adapter that is to get a name.
 
-        Raise `InvalidRequestError` if it refuses, or the error of `fail`.
+        Raise `InvalidRequestError` if it refuses, `TooManyReadsError` if it reads too many, or the error of `fail`.
         """
         number = next(self._numbers)
         answer = self._reads[number] = asyncio.get_running_loop().create_future()
@@ -75,6 +75,8 @@ class AdapterClient:
             return
         if message.adapter is not None:
             answer.set_result(message.adapter)
+        elif message.busy:
+            answer.set_exception(TooManyReadsError(message.error))
         else:
             answer.set_exception(InvalidRequestError(message.error or "unknown error", "path", "adapter_not_loaded"))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from roseinfer.core.adapters import Adapter, AdapterFiles, AdapterRead
 from roseinfer.core.config.adapters import AdapterConfig
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import InvalidRequestError, TooManyReadsError
 from roseinfer.engine.adapter_names import AdapterNames, check_adapter_name
 
 MAX_PATH_CHARS = 4096
@@ -93,11 +93,14 @@ class AdapterRegistry:
             self._refused.append(AdapterRead(name, path, 0.0, error=error.message))
 
     def read_for(self, name: str, path: str, done: OnRead) -> None:
-        """Read an adapter that is to get a name. `done` gets the result, at once if it is refused."""
+        """Read an adapter that is to get a name. `done` gets the result, at once if it is refused.
+
+        Raise `TooManyReadsError` while the maximum of adapters is being read.
+        """
+        if sum(map(len, self._reading.values())) >= MAX_READS_COUNT:
+            raise TooManyReadsError(f"{MAX_READS_COUNT} adapters are being loaded: try again later")
         try:
             check_adapter_name(name)
-            if sum(map(len, self._reading.values())) >= MAX_READS_COUNT:
-                raise InvalidRequestError(f"{MAX_READS_COUNT} adapters are being loaded: try again later")
             self._begin(name, path, done)
         except InvalidRequestError as error:
             done(AdapterRead(name, path, 0.0, error=error.message))

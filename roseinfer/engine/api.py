@@ -307,6 +307,7 @@ class Engine(Protocol):
         processes that use the engines know the name when this returns.
 
         Raise `InvalidRequestError` for an invalid name, a path that is not allowed, and a folder that cannot be used;
+        `TooManyReadsError` while an engine reads the maximum of adapters;
         `EngineClosedError`, `EngineDeadError` or `EngineUnavailableError` if there is no engine to load it.
         """
         ...

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from roseinfer.core.adapters import AdapterRead
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import InvalidRequestError, TooManyReadsError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.outputs import SchedulerStats, SequenceOutput
 from roseinfer.core.promise import Promise
@@ -255,8 +255,11 @@ class EngineLoop:
 
         if self._core.adapters is None:
             self._outbox.send(client, AdapterAnswer(message.number, error=NO_ADAPTERS))
-        else:
+            return
+        try:
             self._core.adapters.read_for(message.name, message.path, answer)
+        except TooManyReadsError as error:
+            self._outbox.send(client, AdapterAnswer(message.number, error=str(error), busy=True))
 
     def _update_adapters(self, message: AdapterUpdate) -> None:
         adapters = self._core.adapters

@@ -110,11 +110,14 @@ class Invalid(msgspec.Struct, tag="invalid", array_like=True, gc=False):
 
 
 class AdapterAnswer(msgspec.Struct, tag="adapter_answer", array_like=True, gc=False):
-    """Answer to `ReadAdapter`. `error`: why the adapter cannot be used; None if `adapter` is set."""
+    """Answer to `ReadAdapter`. `error`: why the adapter cannot be used; None if `adapter` is set. `busy`: the engine
+    reads too many at present.
+    """
 
     number: int
     adapter: Adapter | None = None
     error: str | None = None
+    busy: bool = False
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, gc=False):

@@ -36,7 +36,7 @@ _ERROR_TEXTS = {
     408: "the body arrived too slowly",
     413: "the body is too large or has too many values",
     415: "the body's content type is not application/json",
-    429: "the latency objectives are out of reach, or the engine is at its limit of requests; see Retry-After",
+    429: "the latency objectives are out of reach, or the engine is at its limit of requests or loads; see Retry-After",
     500: "the engine failed",
     503: "queue full, loading, draining, or unhealthy engine; see Retry-After",
     504: "the request timed out before its first token",

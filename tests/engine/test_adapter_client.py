@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from roseinfer.core.errors import EngineDeadError, InvalidRequestError
+from roseinfer.core.errors import EngineDeadError, InvalidRequestError, TooManyReadsError
 from roseinfer.engine.adapter_client import AdapterClient
 from roseinfer.engine.adapter_names import AdapterNames
 from roseinfer.engine.messages import AdapterAnswer, AdapterUpdate, ReadAdapter
@@ -29,14 +29,17 @@ def test_each_read_gets_its_own_answer() -> None:
     async def main() -> None:
         wire = Wire()
         client = AdapterClient(wire)
-        reads = [asyncio.create_task(client.read(name, name)) for name in ("a", "b")]
-        await until(lambda: len(wire.reads) == 2)
+        reads = [asyncio.create_task(client.read(name, name)) for name in ("a", "b", "d")]
+        await until(lambda: len(wire.reads) == 3)
+        client.take_answer(AdapterAnswer(wire.reads[2].number, error="full", busy=True))
         client.take_answer(AdapterAnswer(wire.reads[1].number, error="planted"))
         client.take_answer(AdapterAnswer(wire.reads[0].number, adapter("a")))
         client.take_answer(AdapterAnswer(99, adapter("c")))
         assert await reads[0] == adapter("a")
         with pytest.raises(InvalidRequestError, match="planted"):
             await reads[1]
+        with pytest.raises(TooManyReadsError, match="full"):
+            await reads[2]
 
     run(main())
 

@@ -75,6 +75,7 @@ for case in cases:
         load_format=load_format,
         seed=3,
         group=group,
+        quantization=None if load_format == "dummy" else "floats",
     )
     runner = HandRunner(model)
     table = runner.blocks.table(len(tokens))
@@ -153,6 +154,7 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Result
 
 def alone(folder: Path, load_format: str) -> HandRunner:
     options: dict[str, Any] = {"dtype": "float32", "device": torch.device("cpu"), "seed": 3}
+    options["quantization"] = None if load_format == "dummy" else "floats"
     return HandRunner(load_model(folder, read_model_spec(folder), load_format=load_format, **options))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.adapters import Adapter
+from roseinfer.core.errors import TooManyReadsError
 from tests.server.conftest import Serve
 from tests.server.console.feeds import looking
 from tests.server.live import LiveServer
@@ -109,6 +110,16 @@ def test_refusals(loaded: LiveServer, body: dict[str, Any], param: str) -> None:
     answer = loaded.post("/v1/lora_adapters", body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
     assert names(loaded) == ["fake", "poet"]
+
+
+def test_too_many_loads_at_once(loaded: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def put_adapter(name: str, path: str) -> Adapter:
+        raise TooManyReadsError("64 adapters are being loaded: try again later")
+
+    monkeypatch.setattr(loaded.engine, "put_adapter", put_adapter)
+    answer = loaded.post("/v1/lora_adapters", {"name": "x", "path": "verse"})
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_adapter_loads"
+    assert int(answer.headers["Retry-After"]) >= 1
 
 
 def test_another_base_model(loaded: LiveServer) -> None:

@@ -21,6 +21,7 @@ from roseinfer.core.errors import (
     RequestFailedError,
     RoseinferError,
     TokenizerFailedError,
+    TooManyReadsError,
 )
 from roseinfer.core.pooling import PoolingTask
 from roseinfer.core.slo import Rejection, suggested_ms
@@ -37,6 +38,7 @@ RETRYABLE_STATUSES = frozenset({408, 409, 429})
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 # Retry advice for a rejected body: until then, others will have arrived.
 TOO_MANY_BODIES_S = 1.0
+TOO_MANY_READS_S = 1.0  # likewise, for adapters that are being read
 
 
 class ApiError(RoseinferError):
@@ -291,6 +293,9 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, InvalidRequestError):
         return bad_request(error.message, error.param, error.code)
+    if isinstance(error, TooManyReadsError):
+        text, code = str(error), "too_many_adapter_loads"
+        return ApiError(429, text, type="overloaded_error", code=code, retry_after_s=TOO_MANY_READS_S)
     if isinstance(error, EngineDeadError):
         return engine_failed(error.retry_s)
     if isinstance(error, EngineUnavailableError):

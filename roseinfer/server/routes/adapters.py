@@ -54,7 +54,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
     def route(path: str, endpoint: Any, method: str, described: dict[str, Any]) -> None:
         app.add_api_route(path, endpoint, methods=[method], tags=["models"], response_model=None, **described)
 
-    errors = (400, 401, 404, 413, 503)
+    errors = (400, 401, 404, 413, 429, 503)
     route(PATH, list_adapters, "GET", docs(AdapterList, 401, 503))
     route(PATH, load_adapter, "POST", docs(AdapterCard, *errors, body=LoadAdapterRequest))
     route(PATH + "/{name:path}", delete_adapter, "DELETE", docs(DeletedAdapter, 401, 404, 503))
