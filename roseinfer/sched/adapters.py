@@ -7,8 +7,8 @@ Wanted adapters are served in the order in which requests began to wait for them
 least recently used slot without seated requests, else a share of a slot if steps are fast enough (`adapter_turns`).
 
 Sharers of a slot take turns of `MIN_TURN_STEPS`. Then the slot closes: no further row uses it, and when those of the
-submitted steps are done, the adapter that was absent for longest is loaded. One slot closes at a time, because a step
-loads one adapter.
+submitted steps are done, the adapter that was absent for longest is loaded, before any other adapter. One slot closes
+at a time, because a step loads one adapter. An adapter whose requests only wait has no turn while there is no seat.
 
 If a request waits for a slot for `DRAIN_AFTER_S`, the adapter that probably becomes unused first drains: no request
 takes it any more until it is replaced. One drains at a time, and not sooner, because requests for it wait meanwhile:
@@ -65,6 +65,7 @@ class AdapterSlots:
         self._new_load: AdapterLoad | None = None  # of the step that is being planned
         self._uses = count(1)
         self._now_s = self._step_s = 0.0
+        self._has_seat = False  # for a request that starts
         self._waits_s: list[float] = []  # seconds until each slot becomes free, rising
         self._waits_until_s = self._limit_until_s = 0.0
         self._limit = 1  # adapters that may share a slot
@@ -123,9 +124,10 @@ class AdapterSlots:
             request.loading = Cause.ADAPTER
 
     # --- plans --------------------------------------------------------------------------------------------------
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, free_seats: int) -> None:
         """Begin a plan: end requests whose adapter cannot be read, and choose what to read, load and replace."""
         self._now_s = now_s
+        self._has_seat = free_seats > 0
         self._plans += 1
         for failed in self.host.poll(self._is_needed):
             for request in list(self._waiting.get(failed.digest, {}).values()):
@@ -133,6 +135,8 @@ class AdapterSlots:
                 if adapter is not None and adapter.path == failed.path:
                     self._fail(request, failed.error, now_s)
         self._place_joined()
+        if self._closing is not None:
+            self._change(self._closing)
         draining = self._draining
         if draining is not None and next(iter(self._wanted), draining.digest) == draining.digest:
             self._stop_draining(draining)
@@ -269,7 +273,7 @@ class AdapterSlots:
     def _take_turns(self) -> None:
         """Let the next adapters have the slots that several share."""
         shared = [slot for slot in self._slots if slot.closing or len(slot.sharers) > 1]
-        self._turn_steps = max(MIN_TURN_STEPS, len(shared))  # a step changes one slot
+        self._turn_steps = max(MIN_TURN_STEPS, 2 * len(shared))  # other adapters may have every second load
         for slot in shared:
             for sharer in slot.absent:
                 if not self._is_active(sharer):
@@ -288,9 +292,17 @@ class AdapterSlots:
 
     def _is_turn_over(self, slot: Slot) -> bool:
         current = slot.current
-        if slot.loading or current is None or not slot.absent:
+        if slot.loading or current is None or not any(map(self._needs_turn, slot.absent)):
             return False
-        return not self._is_active(current) or self._plans >= slot.since + self._turn_steps
+        return not self._needs_turn(current) or self._plans >= slot.since + self._turn_steps
+
+    def _needs_turn(self, sharer: Sharer) -> bool:
+        """True if rows use an adapter, or requests could start with it: a seat is free, or they have waited long."""
+        if sharer.users:
+            return True
+        if not self._is_active(sharer):
+            return False
+        return self._has_seat or self._now_s - self._wanted_since(sharer.digest) >= DRAIN_AFTER_S
 
     def _close(self, slot: Slot) -> None:
         assert slot.current is not None
@@ -301,11 +313,12 @@ class AdapterSlots:
         """Load the next sharer of a closing slot, once no submitted row uses it; reopen the slot if there is none."""
         former = slot.current
         assert former is not None
-        if not slot.absent:
+        due = [sharer for sharer in slot.absent if self._needs_turn(sharer)]
+        if not due:
             slot.closing, self._closing = False, None
             self._unblock(former.digest)
         elif self._new_load is None and not slot.in_flight:
-            self._load(min(slot.absent, key=lambda sharer: sharer.left))
+            self._load(min(due, key=lambda sharer: sharer.left))
             former.left = self._plans
             if not self._is_active(former):
                 self._drop(former)

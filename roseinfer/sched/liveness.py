@@ -41,8 +41,8 @@ class Liveness:
         """Record that some request got a token or ended."""
         self._preemptions = 0
 
-    def step_planned(self) -> None:
-        """Record that a step has rows or copies."""
+    def rows_planned(self) -> None:
+        """Record that a step has rows."""
         self._idle_turns = 0
 
     def may_idle(self) -> bool:

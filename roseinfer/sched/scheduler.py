@@ -200,7 +200,7 @@ class Scheduler:
         self._waits.begin(now_s)
         roster.expire(now_s)
         if self.adapters is not None:
-            self.adapters.begin(now_s)
+            self.adapters.begin(now_s, seating.free_seats)
         seating.invalidate_ready()
         running = tuple(self.running.values())
         decision = self.policy.begin(self._view(now_s, running))
@@ -232,7 +232,8 @@ class Scheduler:
             builder.adapter_loads = self.adapters.take_loads()
         if self._snapshots is not None:
             builder.snapshots = self._snapshots.plan(builder.rows)
-        self._liveness.step_planned()
+        if len(builder):
+            self._liveness.rows_planned()
         self._clock.planned(roster.step, now_s)
         roster.step += 1
         plan = builder.build(roster.take_released(), roster.guided)

@@ -6,9 +6,11 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.adapter_turns import MIN_TURN_STEPS
+from roseinfer.sched.liveness import MAX_IDLE_TURNS
 from tests.helpers.engines import add, run_dry, submitted
 from tests.helpers.fake_adapters import SIZE, adapter
 from tests.sched.test_adapters import A, B, C, loads, make, steps
+from tests.sched.test_liveness import Silent
 
 PATIENT = Slo(tpot_s=0.1)  # ten steps of `steps`
 STEP_S = 0.01
@@ -99,6 +101,38 @@ def test_a_request_waits_for_the_turn_of_its_adapter() -> None:
     add(core, "late", [5, 6, 7], adapter=A, slo=PATIENT)
     done = steps(core, 6 * MIN_TURN_STEPS, STEP_S)
     assert Cause.ADAPTER in dict(done["late:0"].end.why.waited)
+
+
+def test_a_policy_that_schedules_nothing_is_overruled_while_adapters_take_turns() -> None:
+    core = make(1, pinned=(A, B))
+    start(core, "ab")
+    core.scheduler.policy = Silent()
+    steps(core, 40 * MAX_IDLE_TURNS, STEP_S)
+    assert core.stats().policy_stalls > 20
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_turns_go_on_while_other_adapters_are_loaded_in_every_step(depth: int) -> None:
+    """All requests but two of a shared slot end at once, and leave their slots to the next."""
+    others = [adapter(f"x{number}") for number in range(200)]
+    core = make(5, pinned=(*map(adapter, "abcdef"), *others), depth=depth, host=300, max_num_seqs=64)
+    start(core, "abcdef", max_tokens=100)
+    core.abort([f"{name}:0" for name in "bcde"])
+    before = len(loads(core))
+    for each in others:
+        add(core, each.name, [5, 6, 7], adapter=each, max_tokens=1)
+    steps(core, 100, STEP_S)
+    found = [slot for slot, _ in loads(core)[before:]]
+    assert 7 <= found.count(0) <= 12 and len(found) > 70, found
+
+
+def test_an_adapter_takes_no_turn_while_its_requests_find_no_seat() -> None:
+    core = make(1, pinned=(A, B, C), max_num_seqs=2)
+    start(core, "abc", max_tokens=100)
+    steps(core, 6 * MIN_TURN_STEPS, STEP_S)
+    assert C.digest not in [digest for _, digest in loads(core)]
+    done = run_dry(core)
+    assert len(done) == 3 and len(done["c:0"].tokens) == 100
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"])
