@@ -17,7 +17,7 @@ from roseinfer.layers.norm import LayerNorm, RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight
-from tests.helpers.cases import pairwise
+from tests.helpers.cases import each_value, pairwise
 from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.weights import BUILD, Named
 
@@ -109,8 +109,7 @@ def test_products(rows: int, epilogue: Epilogue, biased: bool, block: bool) -> N
     assert_near(fp8_matmul(weight, bias, epilogue)(x), exact(x, weight, bias, epilogue))
 
 
-@pytest.mark.parametrize("rows", [FEW, MANY])
-@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+@each_value(rows=[FEW, MANY], kind={"rms": RMSNorm, "layer": LayerNorm})
 def test_a_norm_before(rows: int, kind: type[RMSNorm] | type[LayerNorm], block: bool) -> None:
     weight, x, norm = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), load_norm(kind, WIDTH)
     found = fp8_matmul(weight, None, SILU).after(norm, x)

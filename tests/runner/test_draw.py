@@ -7,6 +7,7 @@ import torch
 
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.draw import DrawSettings, draw_filtered, draw_plain
+from tests.helpers.cases import cases
 from tests.runner.reference import distribution
 
 GRID = 20_000
@@ -70,7 +71,7 @@ LOGITS = [0.3, 2.0, -1.0, 1.9, -4.0, 0.9, 1.2, -0.5]
         {"top_k": 4, "top_p": 0.75, "min_p": 0.1, "temperature": 1.7},
     ],
 )
-@pytest.mark.parametrize("candidates", [(3, 5), (5,), (256,)])
+@cases("candidates", [(3, 5)], exhaustive=[(5,), (256,)])
 def test_shares_equal_the_exact_distribution(filters, candidates):
     params = SequenceParams(**filters)
     expected = distribution(LOGITS, params)
@@ -81,7 +82,7 @@ def test_shares_equal_the_exact_distribution(filters, candidates):
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}])
-@pytest.mark.parametrize("candidates", [(3, 5), (7,), (256,)])
+@cases("candidates", [(7,)], exhaustive=[(3, 5), (256,)])
 def test_a_larger_number_draws_no_lower_id(filters, candidates):
     u = torch.linspace(0, 1 - 1e-9, 500, dtype=torch.float64)
     tokens = draw(torch.tensor(LOGITS).expand(500, -1), [SequenceParams(**filters)] * 500, u, candidates)
@@ -136,7 +137,7 @@ def test_candidates_change_nothing():
     assert alone == whole.tolist()
 
 
-@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 700, 1024])
+@cases("vocab_size", [1, 256, 257, 700], exhaustive=[255, 1024])
 def test_vocabularies_around_the_block_size(vocab_size):
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3)).mul(2).tolist()
     expected = distribution(logits, SequenceParams())

@@ -205,7 +205,7 @@ def test_captured_steps_read_and_write_the_blocks_of_each_group(monkeypatch: pyt
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
     allow_loaded_loop_bounds(monkeypatch)
     groups = KVGroups.by_window(SPECS, LENGTH)
-    compare([Side(groups, 1, interpreted=True), Side(groups, 1)], 1, rounds=1, steps=5)
+    compare([Side(groups, 1, interpreted=True), Side(groups, 1)], 1, rounds=1, steps=3)
 
 
 def compare(sides: list[Side], seed: int, rounds: int, steps: int) -> None:

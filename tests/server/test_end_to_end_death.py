@@ -11,7 +11,6 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.cases import cases
 from tests.helpers.process_table import alive
 from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, priced, until
 
@@ -118,7 +117,8 @@ def test_it_drains(own: RealServer) -> None:
     check_that_it_drains(own, terminate)
 
 
-@cases("end", [interrupt_group], exhaustive=[terminate_group])
+@pytest.mark.exhaustive  # `test_all_workers_drain_together` signals a group
+@pytest.mark.parametrize("end", [interrupt_group, terminate_group])
 def test_it_drains_on_a_signal_to_the_group(own: RealServer, end: Kill) -> None:
     check_that_it_drains(own, end)
 

@@ -16,6 +16,7 @@ from roseinfer.kernels.attention.heads import (
     turn_heads_reference,
 )
 from tests.helpers.attention import spec_of, store_of
+from tests.helpers.cases import each_value, pairwise
 
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
@@ -72,8 +73,7 @@ class Case:
         return qkv, data
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_value(shape=SHAPES, dtype=list(TOLERANCE))
 def test_heads(shape, dtype, device):
     case = Case(shape, 7, dtype, device)
     for ours, expected in zip(case.run(store_heads), case.run(store_heads_reference), strict=True):
@@ -134,9 +134,7 @@ def test_any_division_of_the_work_gives_the_same(group, num_warps, device):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("norm_after", [False, True])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("rotated", [24, 80])
+@pairwise(rotated=[24, 80], interleaved=[False, True], norm_after=[False, True])
 def test_other_pairs_of_a_head(rotated, interleaved, norm_after, device):
     case = Case((6, 2, 80, True, True), 5, torch.float32, device)
     rotary = Rotary(
@@ -161,8 +159,7 @@ def test_other_pairs_of_a_head(rotated, interleaved, norm_after, device):
     torch.testing.assert_close(qkv[:, : 6 * 80], queries.flatten(1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[3] or shape[4]], ids=str)
+@each_value(shape=[shape for shape in SHAPES if shape[3] or shape[4]], dtype=list(TOLERANCE))
 def test_heads_turned_in_place(shape, dtype, device):
     case = Case(shape, 7, dtype, device)
     arguments = (case.heads, case.head_dim, case.positions, case.preparation)
