@@ -55,7 +55,10 @@ _MAX_NARROW_TILES, _MAX_TILES = 6, 12
 
 # The largest blocks that divide a width of 2,880 have 64 columns. With masked ones of 1,024 a layer of gpt-oss-20b
 # takes 41 us for one token on an H200 instead of 65 (found by a random search; torch 2.11, Triton 3.6; 2026-11-27).
-_MXFP4_DOWN = DownConfig(8, ahead=1, block_k=1024, warps=2)
+_MXFP4_DOWN = DownConfig(8, ahead=1, block_k=1024)
+# Most tiles of a program of gate and up in MXFP4, each of the fewest outputs. With 8 lanes four tokens of gpt-oss-20b
+# take 100 us for a layer instead of 143 with twice as wide tiles and 16 lanes (2026-11-28).
+_MAX_MXFP4_TILES = 5
 
 
 def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: str) -> FewConfig:
@@ -64,23 +67,23 @@ def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: 
     A search at 1, 2, 4, 8 and 16 tokens of Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) found it to be
     the fastest or within 1% of it; 16 tokens in 16 bits are left to tiles. Other shapes follow the same rule.
     """
-    narrow, pairs = scaled != "none", tokens * top_k
+    narrow, pairs, mxfp4 = scaled != "none", tokens * top_k, scaled == "mxfp4"
     block_n, widest = _BLOCK_N[narrow]
     wanted = pairs * cdiv(width, block_n) // _PROGRAMS[narrow]
-    if wanted > _MAX_NARROW_TILES:
+    if mxfp4:
+        wanted = min(wanted, _MAX_MXFP4_TILES)
+    elif wanted > _MAX_NARROW_TILES:
         block_n, wanted = widest, wanted * block_n // widest
     slices = cdiv(width, block_n)
     tiles = max(1, min(_MAX_NARROW_TILES if tokens <= 8 else _MAX_TILES, wanted))
     while slices % tiles:
         tiles -= 1
-    # A width such as 2,880 leaves less of a smaller block empty, and 16 lanes share what a program keeps of x.
-    if scaled == "mxfp4":
-        across, lanes = min(1024, max(512, next_power_of_2(hidden))), 16
-    else:
-        across, lanes = min(2048, max(128, next_power_of_2(hidden))), 8 if narrow else 32
+    # A width such as 2,880 leaves less of a smaller block empty.
+    widest_k, narrowest_k = (1024, 512) if mxfp4 else (2048, 128)
+    across = min(widest_k, max(narrowest_k, next_power_of_2(hidden)))
     return FewConfig(
-        GateUpConfig(block_n, tiles, block_k=across, lanes=lanes),
-        _MXFP4_DOWN if scaled == "mxfp4" else _choose_down(tokens, pairs, top_k, width, narrow),
+        GateUpConfig(block_n, tiles, block_k=across, lanes=8 if narrow else 32),
+        _MXFP4_DOWN if mxfp4 else _choose_down(tokens, pairs, top_k, width, narrow),
         evict_first=True,
     )
 
