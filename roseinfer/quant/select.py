@@ -39,13 +39,13 @@ def choose_format(
     """
     if asked == "int8" or (asked is None and _is_for_int8(stored, device)):
         return _int8(device)
-    if asked == "floats" or (asked is None and stored is None):
-        return PlainFormat(None if stored is None else f"{stored.label}, widened")
-    kept = has_triton(device) and dtype is not torch.float32
+    kept = has_triton(device) and dtype is not torch.float32 and asked != "floats"
     if isinstance(stored, Mxfp4Scheme):
-        if asked is not None:
+        if asked not in (None, "floats"):
             raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
         return Mxfp4Format(widens=not kept)
+    if asked == "floats" or (asked is None and stored is None):
+        return PlainFormat(None if stored is None else f"{stored.label}, widened")
     if isinstance(stored, Int4Scheme) and asked in (None, "int4"):
         if stored.layout == "gguf" and not kept:
             return PlainFormat()

@@ -72,5 +72,6 @@ def test_int8_rounds_the_widened_experts(tmp_path: Path) -> None:
 def test_other_formats_are_refused(folder: Path) -> None:
     scheme = read_model_spec(folder).quantization
     assert choose_format(None, scheme, CPU, torch.bfloat16).stored_as == "mxfp4, widened"
+    assert choose_format("floats", scheme, torch.device("cuda"), torch.bfloat16).stored_as == "mxfp4, widened"
     with pytest.raises(ConfigError, match="quantization fp8 is for weights that are floats"):
         choose_format("fp8", scheme, torch.device("cuda"), torch.bfloat16)
