@@ -70,7 +70,7 @@ def with_head(chosen: WeightFormat, lm_head_dtype: str, device: torch.device, dt
     if lm_head_dtype == "auto":
         return chosen
     if isinstance(chosen, Int8Format):
-        raise ConfigError("lm_head_dtype must be auto with quantization int8, which rounds the head to int8")
+        raise ConfigError("lm_head_dtype must be auto where weights are in int8, as the head is then")
     _check_fp8(device, block=False)
     return Fp8HeadFormat(chosen, dtype, widens=not has_triton(device) or dtype is torch.float32)
 

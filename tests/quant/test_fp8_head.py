@@ -65,7 +65,7 @@ def test_a_tied_model_looks_rows_up_unrounded(tmp_path: Path) -> None:
 
 
 def test_a_head_in_int8_stays(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="lm_head_dtype must be auto with quantization int8"):
+    with pytest.raises(ConfigError, match="lm_head_dtype must be auto where weights are in int8"):
         load(folder, quantization="int8", lm_head_dtype="fp8")
 
 
