@@ -67,7 +67,7 @@ def test_a_gpu_keeps_four_bits(tmp_path: Path) -> None:
     save_reference(make_reference("qwen2", **SIZES), tmp_path)
     quantise_folder(tmp_path, MAKERS[0])
     options: dict[str, Any] = {"device": torch.device("cuda"), "load_format": "auto", "seed": 0}
-    model = load_model(tmp_path, read_model_spec(tmp_path), dtype="auto", **options)
+    model = load_model(tmp_path, read_model_spec(tmp_path), dtype="bfloat16", **options)
     assert model.weights == "int4 in groups of 32"
 
 
