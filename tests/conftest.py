@@ -53,8 +53,9 @@ class LoadSharedServers(LoadFileScheduling):
         return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedServers:
-    return LoadSharedServers(config, log)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedServers | None:
+    return LoadSharedServers(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -52,7 +52,7 @@ from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.phases import phase
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
-from roseinfer.runner.start_notes import log_start_notes, warn_of_unused_sizes
+from roseinfer.runner.start_notes import log_start_notes, warn_of_unused_sizes, without_head
 
 # Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
@@ -101,6 +101,7 @@ def build_runner(
             config = replace(config, speculation=SpeculationConfig(speculation="off"))  # nothing is generated
             if pooling.task is PoolingTask.EMBED:
                 spec = replace(spec, tied_embeddings=True)  # the head is not needed, and may be missing
+                config = replace(config, model=without_head(config.model))
         dtype = resolve_dtype(spec, config.model.dtype, device)
         kv_dtype = kv_dtype_of(config.cache.kv_cache_dtype, dtype)
         if spec.quantization is None:

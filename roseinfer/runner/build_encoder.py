@@ -24,6 +24,7 @@ from roseinfer.runner.pooling import Pooler, PoolingHead
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import full_step
 from roseinfer.runner.seats import SeatTable
+from roseinfer.runner.start_notes import without_head
 
 # Rows of a rehearsal on a CPU, which only loads what is loaded lazily.
 CPU_REHEARSAL_ROWS = 2
@@ -35,7 +36,7 @@ def build_encoder(config: EngineConfig, folder: Path, group: LiveGroup) -> tuple
     Raise `ConfigError` naming the option that cannot be met, `ModelNotFoundError`, `UnsupportedModelError`.
     """
     startup_s: dict[str, float] = {}
-    options = config.model
+    options = without_head(config.model)
     with phase(startup_s, "load"):
         device = rank_device(config, group.rank, group.size)
         spec = read_encoder_spec(folder)

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from roseinfer.attention.groups import KVGroups
-from roseinfer.core.config.engine import CacheConfig
+from roseinfer.core.config.engine import CacheConfig, ModelConfig
 from roseinfer.models.documents import find_unrecorded_window
 from roseinfer.models.spec import VISION_TOWER, ModelSpec
 
@@ -40,6 +41,14 @@ def warn_of_unused_sizes(cache: CacheConfig, groups: KVGroups, num_slots: int) -
         log.warning("state_slots is ignored: the model has no recurrent states")
     if cache.typical_context is not None and not groups.windows and not num_slots:
         log.warning("typical_context is ignored: the model has neither KV groups for windows nor recurrent states")
+
+
+def without_head(model: ModelConfig) -> ModelConfig:
+    """Return the options of a model whose output head is not used. Log an option for it, which changes nothing."""
+    if model.lm_head_dtype == "auto":
+        return model
+    log.warning("lm_head_dtype is ignored: the model has no output head")
+    return replace(model, lm_head_dtype="auto")
 
 
 def start_notes(

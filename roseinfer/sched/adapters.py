@@ -313,12 +313,12 @@ class AdapterSlots:
         """Load the next sharer of a closing slot, once no submitted row uses it; reopen the slot if there is none."""
         former = slot.current
         assert former is not None
-        due = [sharer for sharer in slot.absent if self._needs_turn(sharer)]
-        if not due:
+        next_ones = [sharer for sharer in slot.absent if self._needs_turn(sharer)]
+        if not next_ones:
             slot.closing, self._closing = False, None
             self._unblock(former.digest)
         elif self._new_load is None and not slot.in_flight:
-            self._load(min(due, key=lambda sharer: sharer.left))
+            self._load(min(next_ones, key=lambda sharer: sharer.left))
             former.left = self._plans
             if not self._is_active(former):
                 self._drop(former)

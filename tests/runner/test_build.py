@@ -280,3 +280,9 @@ def test_states_of_a_pooling_engine_have_no_room_for_drafts(folder):
 
     assert slot_bytes("ngram", "generate") > slot_bytes("off", "generate")
     assert slot_bytes("ngram", "pooling") == slot_bytes("off", "pooling") == slot_bytes("off", "generate")
+
+
+def test_a_model_that_only_embeds_has_no_head_to_round(folder, caplog):
+    model = {"runner": "pooling", "lm_head_dtype": "fp8"}
+    assert build(folder, model=model, cache={"num_kv_blocks": 8}).facts.weights == "float32"
+    assert "lm_head_dtype is ignored: the model has no output head" in caplog.text

@@ -38,7 +38,7 @@ RETRYABLE_STATUSES = frozenset({408, 409, 429})
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 # Retry advice for a rejected body: until then, others will have arrived.
 TOO_MANY_BODIES_S = 1.0
-TOO_MANY_READS_S = 1.0  # likewise, for adapters that are being read
+READS_RETRY_S = 1.0  # likewise, for adapters that are being read
 
 
 class ApiError(RoseinferError):
@@ -295,7 +295,7 @@ def as_api_error(error: Exception) -> ApiError:
         return bad_request(error.message, error.param, error.code)
     if isinstance(error, TooManyReadsError):
         text, code = str(error), "too_many_adapter_loads"
-        return ApiError(429, text, type="overloaded_error", code=code, retry_after_s=TOO_MANY_READS_S)
+        return ApiError(429, text, type="overloaded_error", code=code, retry_after_s=READS_RETRY_S)
     if isinstance(error, EngineDeadError):
         return engine_failed(error.retry_s)
     if isinstance(error, EngineUnavailableError):
