@@ -107,6 +107,8 @@ POISSON = "--num 400 --workload poisson --rate 20 --in-len 512 --out-len 128 --p
 
 SHARED = "--num 512 --in-len 1024 --shared-prefix 896 --out-len 128 --procs 8"
 
+_FP8_SEQ1 = _figures(138, (15.6, 16.7), (4.28, 4.28), 4.92)
+
 TP2 = "--tensor-parallel-size 2"
 _MODELS = (
     Model("gpt2", "gpt2", 1024),
@@ -207,7 +209,7 @@ ROWS = (
         "qwen3-8b-fp8",
         "seq1",
         SEQ1,
-        _figures(138, (15.6, 16.7), (4.28, 4.28), 4.92),
+        _FP8_SEQ1,
         {"tpot_p50_ms": 2.4},
         paced=True,
     ),
@@ -216,7 +218,7 @@ ROWS = (
         "qwen3-8b-fp8-head",
         "seq1",
         SEQ1,
-        _figures(138, (15.6, 16.7), (4.28, 4.28), 4.92),
+        _FP8_SEQ1,
         {"tpot_p50_ms": 2.3},
         paced=True,
     ),

@@ -24,7 +24,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat, WeightSource
 from roseinfer.quant.int4_stored import Int4Source
-from roseinfer.quant.select import choose_format, widening_source, with_head
+from roseinfer.quant.select import choose_format, widening_source, with_head_dtype
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -87,7 +87,7 @@ def load_model(
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
     chosen = weight_format or choose_format(quantization, spec.quantization, device, computed, dummy=dummy)
-    chosen = with_head(chosen, lm_head_dtype, device, computed)
+    chosen = with_head_dtype(chosen, lm_head_dtype, device, computed)
     build = Build(computed, device, group or SingleRank(), chosen, adapting)
     model = build_model(spec, build)
     if dummy:

@@ -1,10 +1,8 @@
 """Output heads in FP8, of a model whose other weights are in any format."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import (
@@ -20,7 +18,7 @@ from roseinfer.quant.base import (
     WeightSource,
 )
 from roseinfer.quant.fp8_weight import Fp8Weight
-from roseinfer.quant.plain import plain_matmul
+from roseinfer.quant.plain import PlainTable, plain_matmul
 
 
 class Fp8HeadFormat:
@@ -45,13 +43,12 @@ class Fp8HeadFormat:
         return Fp8HeadTable(rows, widens=self._widens)
 
 
-class Fp8HeadTable:
+class Fp8HeadTable(PlainTable):
     """`Table` with rows as they are and a head in FP8, which a tied model holds beside them."""
 
     def __init__(self, rows: torch.Tensor, *, widens: bool) -> None:
-        self._rows = rows
+        super().__init__(rows)
         self._widens = widens
-        self.look_up: Callable[[torch.Tensor], torch.Tensor] = partial(F.embedding, weight=rows)
 
     def head(self) -> Matmul:
         weight = Fp8Weight.nearest(self._rows)

@@ -62,7 +62,7 @@ def choose_format(
     return Fp8Format(stored, rounds=dummy or stored is None, widens=not kept)
 
 
-def with_head(chosen: WeightFormat, lm_head_dtype: str, device: torch.device, dtype: torch.dtype) -> WeightFormat:
+def with_head_dtype(chosen: WeightFormat, lm_head_dtype: str, device: torch.device, dtype: torch.dtype) -> WeightFormat:
     """Return the chosen format with the output head in `lm_head_dtype`, as in `ModelConfig`.
 
     Raises `ConfigError` for a head in a format that the device or the other weights do not support.

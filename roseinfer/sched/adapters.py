@@ -8,7 +8,8 @@ least recently used slot without seated requests, else a share of a slot if step
 
 Sharers of a slot take turns of `MIN_TURN_STEPS`. Then the slot closes: no further row uses it, and when those of the
 submitted steps are done, the adapter that was absent for longest is loaded, before any other adapter. One slot closes
-at a time, because a step loads one adapter. An adapter whose requests only wait has no turn while there is no seat.
+at a time, because a step loads one adapter. An adapter whose requests only wait has a turn if there is a
+seat, or once they have waited for `DRAIN_AFTER_S`.
 
 If a request waits for a slot for `DRAIN_AFTER_S`, the adapter that probably becomes unused first drains: no request
 takes it any more until it is replaced. One drains at a time, and not sooner, because requests for it wait meanwhile:
