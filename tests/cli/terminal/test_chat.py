@@ -25,9 +25,7 @@ from tests.cli.terminal.saying import saying
 from tests.helpers.process_table import alive, children
 from tests.server.fake_engine import Step, Wait, rejected
 from tests.server.live import LiveServer
-from tests.server.real_server import until
-
-COST = {"cost": {"step_s": 0.02, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
+from tests.server.real_server import priced, until
 
 REPLY = "hello world, def words"
 
@@ -307,12 +305,10 @@ def test_wrong_options_start_nothing(argv: list[str], message: str, capsys: pyte
 
 
 def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
-    """Run an engine with steps of 20 ms. Ctrl+C stops an answer but not the server, which exits with the
-    conversation, even if that is killed.
+    """Run an engine with steps of 20 ms whose answers fill the context. Ctrl+C stops an answer but not the server,
+    which exits with the conversation, even if that is killed.
     """
-    cost = tmp_path / "cost.json"
-    cost.write_text(json.dumps(COST))
-    with PseudoTerminal("chat", "--device", "priced", "--cost", str(cost), "--max-tokens", "500") as terminal:
+    with PseudoTerminal("chat", *priced(tmp_path, step_s=0.02), "--mean-output-len", "1e9") as terminal:
         terminal.until("Ctrl+D quits")
         terminal.until("> ")
         (server,) = children(terminal.pid)
