@@ -7,6 +7,7 @@ TPOT objectives none do, because turns cost throughput.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from roseinfer.core.request import Request
 
@@ -21,7 +22,7 @@ class Sharer:
 
     `since_s`: when it got the slot. `left`: number of plans before it last gave way to another one. `draining`: no
     further request takes it. `used`: number of its last use; a greater one is later. `busy_since_s`: when a request
-    took it that no other used.
+    took it that no other used. `tried_s`: when it was last loaded for waiting requests, if none has started since.
     """
 
     digest: str
@@ -32,6 +33,7 @@ class Sharer:
     draining: bool = False
     used: int = 0
     busy_since_s: float = 0.0
+    tried_s: float = -inf
 
 
 @dataclass(slots=True, eq=False)

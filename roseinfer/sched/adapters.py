@@ -9,7 +9,8 @@ least recently used slot without seated requests, else a share of a slot if step
 Sharers of a slot take turns of `MIN_TURN_STEPS`. Then the slot closes: no further row uses it, and when those of the
 submitted steps are done, the adapter that was absent for longest is loaded, before any other adapter. One slot closes
 at a time, because a step loads one adapter. An adapter whose requests only wait has a turn if there is a
-seat, or once they have waited for `DRAIN_AFTER_S`.
+seat, or once they have waited for `DRAIN_AFTER_S`. If none of them starts in a turn, the running requests of other
+sharers keep the slot until a request has given up its seat and blocks, or for `DRAIN_AFTER_S`.
 
 If a request waits for a slot for `DRAIN_AFTER_S`, the adapter that probably becomes unused first drains: no request
 takes it any more until it is replaced. One drains at a time, and not sooner, because requests for it wait meanwhile:
@@ -19,6 +20,7 @@ keeps its slot for `MIN_RESIDENCE_S` at least.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
+from math import inf
 
 from roseinfer.core.adapters import Adapter, AdapterFiles, AdapterLoad, AdapterPool, adapter_keys
 from roseinfer.core.outputs import AdapterStats
@@ -66,6 +68,7 @@ class AdapterSlots:
         self._new_load: AdapterLoad | None = None  # of the step that is being planned
         self._uses = count(1)
         self._now_s = self._step_s = 0.0
+        self._released_s = 0.0  # when a request last gave up its seat
         self._has_seat = False  # for a request that starts
         self._waits_s: list[float] = []  # seconds until each slot becomes free, rising
         self._waits_until_s = self._limit_until_s = 0.0
@@ -109,10 +112,12 @@ class AdapterSlots:
             sharer.busy_since_s = self._now_s
         sharer.users[request.request_id] = request
         sharer.used = next(self._uses)
+        sharer.tried_s = -inf
         return sharer.slot.number
 
     def release(self, request: Request) -> None:
         """Note that a request has given up its seat."""
+        self._released_s = self._now_s
         if request.meta.adapter is not None:
             sharer = self._sharers[request.meta.adapter.digest]
             del sharer.users[request.request_id]
@@ -253,6 +258,8 @@ class AdapterSlots:
         slot = sharer.slot
         self._evictions += slot.current is not None
         slot.current, slot.loading = sharer, True
+        if not sharer.users:
+            sharer.tried_s = self._now_s
         if slot.closing:
             slot.closing, self._closing = False, None
         self._new_load = AdapterLoad(slot.number, sharer.digest)
@@ -301,9 +308,15 @@ class AdapterSlots:
         """True if rows use an adapter, or requests could start with it: a seat is free, or they have waited long."""
         if sharer.users:
             return True
-        if not self._is_active(sharer):
+        if not self._is_active(sharer) or self._yields(sharer):
             return False
         return self._has_seat or self._now_s - self._wanted_since(sharer.digest) >= DRAIN_AFTER_S
+
+    def _yields(self, sharer: Sharer) -> bool:
+        """True if rows of other adapters have the slot, because no request could start in this adapter's last turn."""
+        if sharer is sharer.slot.current or not sharer.slot.is_used:
+            return False
+        return self._released_s <= sharer.tried_s and self._now_s < sharer.tried_s + DRAIN_AFTER_S
 
     def _close(self, slot: Slot) -> None:
         assert slot.current is not None

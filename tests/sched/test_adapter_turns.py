@@ -6,6 +6,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.adapter_turns import MIN_TURN_STEPS
+from roseinfer.sched.adapters import DRAIN_AFTER_S
 from roseinfer.sched.liveness import MAX_IDLE_TURNS
 from tests.helpers.engines import add, run_dry, submitted
 from tests.helpers.fake_adapters import SIZE, adapter
@@ -31,6 +32,10 @@ def computed(core: EngineCore) -> str:
             name = row.request_id.partition(":")[0]
             found += name if not found.endswith(name) else ""
     return found
+
+
+def rows(core: EngineCore, name: str) -> int:
+    return sum(row.request_id == f"{name}:0" for plan in submitted(core) for row in plan.rows)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -133,6 +138,21 @@ def test_an_adapter_takes_no_turn_while_its_requests_find_no_seat() -> None:
     assert C.digest not in [digest for _, digest in loads(core)]
     done = run_dry(core)
     assert len(done) == 3 and len(done["c:0"].tokens) == 100
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("lacking", ["seats", "blocks"])
+def test_requests_that_cannot_start_leave_a_running_one_its_steps(lacking: str, depth: int) -> None:
+    seats, prompt = (1, [5, 6, 7]) if lacking == "seats" else (8, list(range(5, 45)) * 6)  # 60 of 64 blocks
+    core = make(1, pinned=(A, B), depth=depth, max_num_seqs=seats)
+    start(core, "a", max_tokens=200)
+    add(core, "b", prompt, adapter=B, ignore_eos=True, slo=PATIENT)
+    core.clock.advance(2 * DRAIN_AFTER_S)
+    rows_before = rows(core, "a")
+    steps(core, 60, STEP_S)
+    assert rows(core, "a") - rows_before >= 45
+    done = run_dry(core)
+    assert len(done) == 2 and len(done["b:0"].tokens) == 8
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"])
