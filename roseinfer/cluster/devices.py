@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from roseinfer.core.config.engine import PRICED, EngineConfig, ProfileConfig
 from roseinfer.core.config.replicas import ReplicasConfig, on_one_gpu
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.memory import available_memory_bytes
-from roseinfer.core.safetensors_header import loaded_files, read_header
+from roseinfer.core.stored_weights import stored_weights
 from roseinfer.processes.launch import describe_exit, run_python
 
 logger = logging.getLogger(__name__)
@@ -180,9 +179,11 @@ def _min_bytes(config: EngineConfig, folder: Path) -> float:
     processes = config.model.tensor_parallel_size * (MIN_CPU_ENGINE_BYTES + (config.cache.kv_cache_memory_bytes or 0))
     if config.model.load_format == "dummy":  # there are no weights to count
         return processes
+    stored, asked = stored_weights(folder), config.model.quantization
+    if asked == "int8" or (asked is None and stored.four_bits):
+        return processes + stored.count
     computed = 4 if config.model.dtype in ("auto", "float32") else 2
-    tensors = [tensor for file in loaded_files(folder) for tensor in read_header(file).values()]
-    return processes + computed * sum(prod(tensor.shape) for tensor in tensors)
+    return processes + computed * stored.count
 
 
 def _own(config: EngineConfig, index: int, count: int) -> EngineConfig:

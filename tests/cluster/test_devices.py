@@ -168,11 +168,11 @@ GB = 10**9
 MESSAGE = "replicas=2: each engine needs at least {} GB of memory, but only {} GB are available"
 
 
-def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
-    """Write the header of a file with so many weights; the rest is never read."""
-    held = {"F32": 4, "BF16": 2}[dtype] * numbers
+def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2, name: str = "layer") -> None:
+    """Write the header of a file with a tensor of so many numbers; the rest is never read."""
+    held = {"F32": 4, "BF16": 2, "I32": 4, "U8": 1}[dtype] * numbers
     layer = {"dtype": dtype, "shape": [numbers // 10, 10], "data_offsets": [0, held]}
-    header = json.dumps({"__metadata__": {"format": "pt"}, "layer": layer}).encode()
+    header = json.dumps({"__metadata__": {"format": "pt"}, name: layer}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
@@ -183,6 +183,7 @@ def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
         ("BF16", {"dtype": "bfloat16"}, 1),
         ("F32", {"dtype": "bfloat16"}, 1),
         ("F32", {}, 2),
+        ("F32", {"quantization": "int8"}, 0.5),
         ("F32", {"kv_cache_memory_bytes": 3 * GB}, 5),
         ("F32", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
         ("F32", {"tensor_parallel_size": 2, "kv_cache_memory_bytes": GB}, 4 + devices.MIN_CPU_ENGINE_BYTES / GB),
@@ -204,6 +205,29 @@ def test_more_engines_than_memory_are_rejected(
         check_memory(engines, tmp_path)
     assert str(raised.value) == MESSAGE.format(f"{each + 0.15:.3g}", f"{needed / GB:.3g}")
     check_memory(engines[:1], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "quantization", "each"),
+    [
+        ("U8", "layer.weight_packed", None, 1),
+        ("U8", "layer.weight_packed", "floats", 4),
+        ("I32", "layer.qweight", None, 4),
+        ("I32", "layer.qzeros", None, 0),
+        ("U8", "experts.down_proj_blocks", None, 4),
+    ],
+)
+def test_layers_in_four_bits_become_int8(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, name: str, quantization: str | None, each: int
+) -> None:
+    weights(tmp_path / "model.safetensors", dtype, name=name)
+    engines = specs(ReplicasConfig(replicas=2), device="cpu", quantization=quantization)
+    needed = 2 * (each * GB + devices.MIN_CPU_ENGINE_BYTES)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed))
+    check_memory(engines, tmp_path)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed) - 1)
+    with pytest.raises(ConfigError, match="each engine needs"):
+        check_memory(engines, tmp_path)
 
 
 def test_weights_in_several_files_count_once_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
