@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from roseinfer.core.safetensors_header import loaded_files, read_header
+from roseinfer.core.stored_weights import stored_weights
 from roseinfer.gguf.files import is_gguf, open_gguf
 from roseinfer.gguf.reader import TensorInfo
 from roseinfer.models.documents import weight_bytes
@@ -14,18 +14,18 @@ from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from roseinfer.quant.scheme import QuantScheme
 
 _WIDE_BYTES, _HALF_BYTES = 4, 2  # of a weight in float32, and in 16 bits
-_CODES = ("qweight", "weight_packed", "weight")  # ends of the names of tensors of codes
-_CODES_COUNT = {"I32": 8, "U8": 2}  # in a number of these dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSize:
-    """Bytes of weights on a CPU, as float32, or int8 for folders, and on a GPU. kinds: how the files store them.
-    four_bits: a GPU keeps linear layers in four bits.
+    """Bytes of weights on a CPU as float32, as int8 if one with such products rounds them to that, and on a GPU.
+
+    kinds: how the files store them. four_bits: a GPU keeps linear layers in four bits.
     """
 
     kinds: str
-    cpu_bytes: int
+    float_bytes: int
+    int8_bytes: int | None
     gpu_bytes: int
     four_bits: bool
 
@@ -38,14 +38,10 @@ def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize | None:
         return _gguf_size(list(open_gguf(model).tensors.values()), four_bits=scheme is not None)
     if not isinstance(scheme, Int4Scheme | Nvfp4Scheme):
         return None
-    count = 0
-    for file in loaded_files(model):
-        for name, entry in read_header(file).items():
-            if entry.dtype not in _CODES_COUNT or name.endswith(_CODES):
-                count += prod(entry.shape) * _CODES_COUNT.get(entry.dtype, 1)
+    count = stored_weights(model).count
     kept = isinstance(scheme, Int4Scheme)
     gpu_bytes = weight_bytes(model) if kept else _HALF_BYTES * count
-    return LoadedSize(scheme.label, count, gpu_bytes, four_bits=kept)
+    return LoadedSize(scheme.label, count * _WIDE_BYTES, count, gpu_bytes, four_bits=kept)
 
 
 def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:
@@ -58,7 +54,7 @@ def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:
         kept = kind in GGUF_ENCODINGS and len(tensor.shape) == 2
         gpu_bytes += _kept_bytes(kind, count) if kept else count * (_WIDE_BYTES if wide else _HALF_BYTES)
     kinds = ", ".join(name for name, _ in counts.most_common())
-    return LoadedSize(kinds, counts.total() * _WIDE_BYTES, gpu_bytes, four_bits)
+    return LoadedSize(kinds, counts.total() * _WIDE_BYTES, None, gpu_bytes, four_bits)
 
 
 def _kept_bytes(kind: str, count: int) -> int:

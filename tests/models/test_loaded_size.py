@@ -29,7 +29,8 @@ def test_folders(tmp_path: Path) -> None:
         quantise_folder(tmp_path, maker)
         found = loaded_size(tmp_path, read_model_spec(tmp_path).quantization)
         assert found is not None and found.four_bits and found.kinds == f"int4 in groups of {maker.group}"
-        assert 1 <= found.cpu_bytes / count(reference) < 1.05
+        assert found.int8_bytes is not None and 1 <= found.int8_bytes / count(reference) < 1.05
+        assert found.float_bytes == 4 * found.int8_bytes
         assert found.gpu_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
@@ -37,7 +38,8 @@ def test_folders_that_a_gpu_widens(tmp_path: Path) -> None:
     codes = {"a.weight_packed": torch.zeros(64, 32, dtype=torch.uint8), "norm.weight": torch.ones(64)}
     write_tensors(tmp_path, codes)
     found = loaded_size(tmp_path, Nvfp4Scheme("compressed-tensors"))
-    assert found == LoadedSize("nvfp4", (64 * 64 + 64), 2 * (64 * 64 + 64), four_bits=False)
+    total = 64 * 64 + 64
+    assert found == LoadedSize("nvfp4", 4 * total, total, 2 * total, four_bits=False)
 
 
 def test_gguf_files(tmp_path: Path) -> None:
@@ -52,5 +54,5 @@ def test_gguf_files(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode))
     total, down = count(reference), 2 * 256 * 512
     in_four = sum(p.numel() for name, p in reference.named_parameters() if "proj" in name) - down
-    expected = LoadedSize("Q4_K, Q8_0, F32", 4 * total, 2 * (total - in_four) + in_four * 5 // 8, four_bits=True)
+    expected = LoadedSize("Q4_K, Q8_0, F32", 4 * total, None, 2 * (total - in_four) + in_four * 5 // 8, four_bits=True)
     assert loaded_size(path, read_model_spec(path).quantization) == expected

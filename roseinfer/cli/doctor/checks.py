@@ -259,7 +259,8 @@ def _model(model: Model, facts: Facts) -> Check:
     where = "GPU" if gpus else "memory"
     loaded = model.weight_bytes
     if model.loaded is not None:
-        loaded = model.loaded.gpu_bytes if gpus else model.loaded.cpu_bytes
+        on_cpu = (model.loaded.int8_bytes if facts.torch.int8 else None) or model.loaded.float_bytes
+        loaded = model.loaded.gpu_bytes if gpus else on_cpu
         found += f"; {model.loaded.kinds}, {loaded / GB:.2f} GiB in memory unless --quantization says otherwise"
         if model.loaded.four_bits and has_fp8:
             found += f"; --quantization fp8 is faster from {MIN_FASTER_FP8_ROWS} requests at a time on"

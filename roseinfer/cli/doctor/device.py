@@ -15,11 +15,13 @@ def main() -> None:
     import torch
 
     from roseinfer.kernels.cpu import native
+    from roseinfer.quant.int8_product import unsupported_reason
 
     said: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
     said["threads"] = torch.get_num_threads()
     said["cpu_gflops"] = _cpu_gflops()
     said["cpu_functions"] = native.instructions()
+    said["int8"] = unsupported_reason() is None
     said["triton"] = _triton()
     if torch.version.cuda is not None:
         said |= _gpus()

@@ -34,7 +34,7 @@ class Torch:
 
     `error`: why it could not be asked. `gpu_error`: why existing GPUs cannot be used. `kernel_error`: one of our Triton
     kernels does not run. `cpu_gflops`: speed of a float32 product on all cores. `cpu_functions`: instructions that
-    the compiled functions for CPUs use, None without these.
+    the compiled functions for CPUs use, None without these. `int8`: the CPU has products in int8.
     """
 
     version: str = ""
@@ -48,6 +48,7 @@ class Torch:
     threads: int = 0
     cpu_gflops: float = 0.0
     cpu_functions: str | None = None
+    int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)

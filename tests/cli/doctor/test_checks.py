@@ -15,7 +15,7 @@ ADA = Gpu("NVIDIA L4", (8, 9), 24 * GB, 23 * GB)
 CPU = Torch(version="2.13.0+cpu", threads=8, cpu_gflops=500.0)
 CUDA = Torch(version="2.13.0", cuda="13.0", driver="13.0", gpus=(H200,), triton="3.6.0", threads=8)
 MODEL = Model("m", architecture="LlamaForCausalLM", weight_bytes=2 * GB, context=4096)
-LARGE = LoadedSize("Q4_1", 68 * GB, 34 * GB, four_bits=False)
+LARGE = LoadedSize("Q4_1", 68 * GB, None, 34 * GB, four_bits=False)
 FP8 = replace(MODEL, quantised="fp8 by block")
 GOOD = Facts(
     roseinfer="0.1.0",
@@ -132,9 +132,14 @@ def test_limits_that_are_none() -> None:
 
 
 def test_weights_in_four_bits_are_larger_on_a_cpu() -> None:
-    size = LoadedSize("int4 in groups of 128", 32 * GB, 5 * GB, four_bits=True)
+    size = LoadedSize("int4 in groups of 128", 32 * GB, 8 * GB, 5 * GB, four_bits=True)
     model = replace(MODEL, quantised=size.kinds, weight_bytes=5 * GB, loaded=size)
-    for torch, loaded in ((CPU, "32.00"), (CUDA, "5.00"), (replace(CUDA, gpus=(ADA,)), "5.00")):
+    for torch, loaded in (
+        (CPU, "32.00"),
+        (replace(CPU, int8=True), "8.00"),
+        (CUDA, "5.00"),
+        (replace(CUDA, gpus=(ADA,)), "5.00"),
+    ):
         check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=model))[-1]
         assert check.state is CheckState.OK, check
         assert f"int4 in groups of 128, {loaded} GiB in memory" in check.found

@@ -12,6 +12,7 @@ from roseinfer.cli.doctor import device, probes
 from roseinfer.cli.doctor.facts import Torch
 from roseinfer.cli.doctor.requirements import misfit, parse_requirements
 from roseinfer.models.loaded_size import LoadedSize
+from roseinfer.quant.int8_product import unsupported_reason
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_what_pytorch_says_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     line = capsys.readouterr().out.strip()
     said = probes.ask_torch(["-S", "-c", f"print('noise'); print({line!r})"])
     assert said.error is None and said.version and said.cpu_gflops > 0 and said.threads >= 1
+    assert said.int8 == (unsupported_reason() is None)
 
 
 def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +126,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     model = probes.read_model(str(path))
     assert (model.error, model.architecture, model.context) == (None, "LlamaForCausalLM", 512)
     assert model.weight_bytes is not None and 0 < model.weight_bytes < path.stat().st_size
-    assert model.loaded == LoadedSize("F32", model.weight_bytes, model.weight_bytes, four_bits=False)
+    assert model.loaded == LoadedSize("F32", model.weight_bytes, None, model.weight_bytes, four_bits=False)
     assert probes.read_model(str(tmp_path), "m.gguf").error is probes.read_model(str(tmp_path)).error is None
     path.write_bytes(path.read_bytes()[:2000])
     assert "truncated or damaged" in str(probes.read_model(str(path)).error)
