@@ -24,10 +24,10 @@ from roseinfer.models.gguf_names import GgufNames, StoredTensor
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, TensorMetadata, WeightPiece
+from roseinfer.quant.finite import FiniteCheck
 from roseinfer.quant.int4_layouts.gguf import read_blocks
 from roseinfer.quant.int4_part import Int4Part
 from roseinfer.quant.int4_scheme import GGUF_ENCODINGS, GGUF_GROUP_COLUMNS
-from roseinfer.quant.widened import check_range
 
 # Numbers converted at once: the intermediate results of `gguf` then fit in a core's cache.
 CHUNK_VALUE_COUNT = 2**18
@@ -49,6 +49,7 @@ class GgufWeights:
     def __init__(self, path: Path, spec: ModelSpec, build: Build) -> None:
         """Raise `UnsupportedModelError` and `ModelNotFoundError` as `open_gguf` does."""
         self.build = build
+        self.finite = FiniteCheck()
         self._path = path
         file = open_gguf(path)
         self._names = GgufNames(spec, file.metadata.get("general.architecture"))
@@ -100,7 +101,7 @@ class GgufWeights:
             if offset := self._names.offset(stored):
                 whole = whole.to(torch.float32) - offset
             into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
-            check_range(stored, into)
+            self.finite.add_widened(stored, into)
             return
         rows, columns = parts
         wanted_columns = self._names.column_order(stored)
@@ -114,7 +115,7 @@ class GgufWeights:
             if column_order is not None:
                 chunk = chunk[:, column_order]
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
-        check_range(stored, into)
+        self.finite.add_widened(stored, into)
 
     def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
         kinds = {self._kept_encoding(piece) for piece in pieces}

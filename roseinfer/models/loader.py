@@ -17,12 +17,12 @@ from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
 from roseinfer.models.decoder import Decoder
-from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, LayerAdapting, TensorMetadata, WeightFormat, WeightSource
+from roseinfer.quant.finite import FiniteCheck
 from roseinfer.quant.int4_stored import Int4Source
 from roseinfer.quant.select import choose_format, widening_source, with_head_dtype
 
@@ -99,6 +99,7 @@ def load_model(
         with GgufWeights(folder, spec, build) as file:
             model.load(file)
             file.refuse_unread()
+            file.finite.refuse_wrong(folder)
         return model
     with Checkpoint(folder, build) as checkpoint:
         source = widening_source(checkpoint, spec.quantization)
@@ -114,7 +115,7 @@ class Checkpoint:
         self.build = build
         self._folder = folder
         self._read: set[str] = set()
-        self._finite = FiniteCheck()
+        self.finite = FiniteCheck()
         self._files: list[Any] = []
         self._holder: dict[str, Any] = {}
         for path in weight_files(folder):
@@ -160,7 +161,7 @@ class Checkpoint:
         else:
             tensor = view[tuple(slice(part.start, part.start + part.width) for part in parts)]
         into.copy_(tensor.T if transposed else tensor)
-        self._finite.add(name, into)
+        self.finite.add(name, into)
 
     def skip(self, name: str) -> None:
         if name not in self._holder:
@@ -169,11 +170,7 @@ class Checkpoint:
 
     def refuse_not_finite(self) -> None:
         """Raise `UnsupportedModelError` naming a tensor that was read and holds NaN or infinity."""
-        wrong = self._finite.first_wrong()
-        if wrong is not None:
-            name, dtype = wrong
-            what = f"holds NaN, infinity or numbers beyond {str(dtype).removeprefix('torch.')}"
-            raise UnsupportedModelError(f"{self._folder}: tensor {name} {what}")
+        self.finite.refuse_wrong(self._folder)
 
     def refuse_unread(self, ignored: tuple[str, ...]) -> None:
         """Raise `UnsupportedModelError` if the checkpoint holds tensors that were not read and match no pattern in
@@ -208,6 +205,7 @@ class DummyWeights:
 
     def __init__(self, seed: int, build: Build, *, spreads: bool = False, steady: bool = False) -> None:
         self.build = build
+        self.finite = FiniteCheck()
         self._steady = steady
         self._seed = seed
         self._spreads = spreads

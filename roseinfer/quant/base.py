@@ -12,6 +12,7 @@ import torch
 
 from roseinfer.parallel.group import RankGroup, Share
 from roseinfer.quant.expert_names import ExpertNames
+from roseinfer.quant.finite import FiniteCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,10 @@ class TensorMetadata:
 
 
 class WeightSource(Protocol):
-    """Named tensors for a model that is built according to `build`."""
+    """Named tensors for a model that is built according to `build`. `finite`: check of what was read or widened."""
 
     build: "Build"
+    finite: FiniteCheck
 
     def __contains__(self, name: str) -> bool: ...
 

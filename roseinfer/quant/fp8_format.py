@@ -15,7 +15,6 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
-from roseinfer.quant.widened import check_range
 
 if TYPE_CHECKING:  # needs Triton
     from roseinfer.kernels.linear.fp8_tiles import Parts
@@ -51,7 +50,8 @@ class Fp8Format:
             return self._plain.load(source, pieces, epilogue)
         bias = read_bias(source, pieces)
         if self._widens:
-            wide = check_range(f"{pieces[0].name}.weight", weight.widen(source.build.dtype))
+            wide = weight.widen(source.build.dtype)
+            source.finite.add_widened(f"{pieces[0].name}.weight", wide)
             return plain_matmul(wide, bias, epilogue)
         return self._product(weight, bias, epilogue)
 

@@ -7,10 +7,9 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
+from roseinfer.quant.base import TensorMetadata, WeightPiece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
-from roseinfer.quant.widened import check_range
 
 CODES = "F8_E4M3"  # as safetensors names the dtype
 _SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, despite the first one's name
@@ -148,7 +147,7 @@ class WideningSource:
     def __init__(self, inner: WeightSource, scheme: Fp8Scheme) -> None:
         self._inner = inner
         self._scheme = scheme
-        self.build: Build = inner.build
+        self.build, self.finite = inner.build, inner.finite
 
     def __contains__(self, name: str) -> bool:
         return name in self._inner
@@ -169,4 +168,5 @@ class WideningSource:
         piece = WeightPiece(name.removesuffix(".weight"), outs, ins, transposed)
         weight = new_weight([piece], into.device, block=self._scheme.layout == "block")
         read_codes(self._inner, self._scheme, [piece], weight)
-        into.copy_(check_range(name, weight.widen(into.dtype)))
+        into.copy_(weight.widen(into.dtype))
+        self.finite.add_widened(name, into)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
-from roseinfer.quant.widened import check_range
+from roseinfer.quant.base import TensorMetadata, WeightPiece, WeightSource
 
 WEIGHT = ".weight"
 
@@ -21,7 +20,7 @@ class PackedSource(ABC):
         """
         self._inner = inner
         self._codes, self._others, self._dtype = codes, others, dtype
-        self.build: Build = inner.build
+        self.build, self.finite = inner.build, inner.finite
 
     @abstractmethod
     def widened(self, piece: WeightPiece, dtype: torch.dtype) -> torch.Tensor:
@@ -59,7 +58,8 @@ class PackedSource(ABC):
             self._inner.read(name, into, shard=shard, transposed=transposed)
             return
         outs, ins = shard or (Share(0, width, width) for width in into.shape)
-        into.copy_(check_range(name, self.widened(WeightPiece(layer, outs, ins), into.dtype)))
+        into.copy_(self.widened(WeightPiece(layer, outs, ins), into.dtype))
+        self.finite.add_widened(name, into)
 
     def layer_of(self, name: str) -> str | None:
         """Return the layer whose matrix is called `name` and stored in codes; None for other tensors."""

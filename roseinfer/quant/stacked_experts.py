@@ -6,9 +6,8 @@ import torch
 
 from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, widen_mxfp4
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, ExpertNames, ExpertShape, TensorMetadata, WeightSource
+from roseinfer.quant.base import ExpertNames, ExpertShape, TensorMetadata, WeightSource
 from roseinfer.quant.mxfp4 import BLOCKS, SCALES, read_mxfp4
-from roseinfer.quant.widened import check_range
 
 # Parts of the stacked tensors that a name stands for.
 _GATE, _UP, _DOWN = range(3)
@@ -25,7 +24,7 @@ class StackedExperts:
     def __init__(self, inner: WeightSource, shape: ExpertShape, names: ExpertNames) -> None:
         assert names.stacked is not None, "the family stacks no experts"
         self._inner = inner
-        self.build: Build = inner.build
+        self.build, self.finite = inner.build, inner.finite
         self._shape, self._names = shape, names.stacked
         templates = (names.gate, names.up, names.down)
         self._places = {
@@ -107,7 +106,9 @@ class StackedExperts:
         if f"{stacked}{BLOCKS}" in self._inner:
             rows, blocks = Share(0, outs, outs), Share(0, -(-ins // BLOCK_ELEMENTS), -(-ins // BLOCK_ELEMENTS))
             codes, scales = read_mxfp4(self._inner, stacked, one, rows, blocks)
-            return check_range(stacked, widen_mxfp4(codes[0], scales[0], build.dtype))
+            wide = widen_mxfp4(codes[0], scales[0], build.dtype)
+            self.finite.add_widened(stacked, wide)
+            return wide
         if self._names.halves:
             found = torch.empty(1, outs, ins, dtype=build.dtype, device=build.device)
             self._inner.read(stacked, found, shard=(one, Share(0, outs, outs), Share(0, ins, ins)))

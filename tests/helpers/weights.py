@@ -8,6 +8,7 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
+from roseinfer.quant.finite import FiniteCheck
 from roseinfer.quant.plain import PlainFormat
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -20,6 +21,7 @@ class Named:
 
     def __init__(self, tensors: dict[str, torch.Tensor], build: Build = BUILD) -> None:
         self.build = build
+        self.finite = FiniteCheck()
         self.tensors = tensors
         self.asked: set[str] = set()
 

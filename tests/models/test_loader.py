@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.loader import Checkpoint, load_model, resolve_dtype
 from roseinfer.parallel.group import Share
 from roseinfer.quant import experts
+from roseinfer.quant.finite import FiniteCheck
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
 from tests.helpers.weights import BUILD

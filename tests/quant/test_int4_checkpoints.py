@@ -299,7 +299,7 @@ def test_weights_beyond_float16_are_refused_by_name(tmp_path: Path) -> None:
     tensors[f"{layer}.weight_scale"][3, 1] = 6e4
     write_tensors(tmp_path, tensors)
     assert load(tmp_path, dtype="bfloat16")
-    with pytest.raises(UnsupportedModelError, match=rf"{layer}\.weight holds .* beyond float16"):
+    with pytest.raises(UnsupportedModelError, match=rf"{tmp_path}: tensor {layer}\.weight holds .* beyond float16"):
         load(tmp_path, dtype="float16")
 
 

@@ -2,11 +2,13 @@
 
 import torch
 
+from roseinfer.core.errors import UnsupportedModelError
+
 
 class FiniteCheck:
     """Extremes of tensors. NaN in a tensor makes both extremes NaN; infinity makes one of them infinite.
 
-    The check takes one pass and no memory of its own. A GPU is not waited for before `first_wrong`.
+    The check takes one pass and no memory of its own. A GPU is not waited for before the end.
     """
 
     def __init__(self) -> None:
@@ -18,6 +20,21 @@ class FiniteCheck:
         if tensor.numel() and tensor.is_floating_point() and tensor.element_size() > 1:
             self._names.append(name)
             self._extremes.append(torch.stack(torch.aminmax(tensor)))
+
+    def add_widened(self, name: str, tensor: torch.Tensor) -> None:
+        """Add a tensor of numbers that come from finite codes and scales. All dtypes but float16 hold these."""
+        if tensor.dtype is torch.float16:
+            self.add(name, tensor)
+
+    def refuse_wrong(self, place: object) -> None:
+        """Raise `UnsupportedModelError` naming a tensor that holds NaN or infinity. place: its file or folder."""
+        wrong = self.first_wrong()
+        if wrong is None:
+            return
+        name, dtype = wrong
+        what = f"holds NaN, infinity or numbers beyond {str(dtype).removeprefix('torch.')}"
+        advice = "; use --dtype bfloat16" if dtype is torch.float16 else ""
+        raise UnsupportedModelError(f"{place}: tensor {name} {what}{advice}")
 
     def first_wrong(self) -> tuple[str, torch.dtype] | None:
         """Return the name and the dtype of the first tensor that holds NaN or infinity."""
