@@ -1,7 +1,11 @@
 """Write buffer and client connection, on a scripted transport."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import pytest
 
 from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.write_buffer import MIN_PROGRESS_BYTES, WriteBuffer
@@ -98,37 +102,63 @@ def test_a_client_connection_writes_chunks_and_reports_a_disconnect() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_reads_almost_nothing_is_disconnected() -> None:
-    async def main() -> None:
-        transport = Transport()
-        buffer = WriteBuffer(transport, asyncio.get_running_loop(), 0.01)
-        buffer.write_through(b"x" * 10 * MIN_PROGRESS_BYTES)
-        transport.unsent = 10 * MIN_PROGRESS_BYTES
-        buffer.expect_progress()
-        while transport.unsent:
-            buffer._check_progress(len(transport.written[0]) - transport.unsent)  # the target was reached
-            assert not transport.aborted
-            transport.unsent -= MIN_PROGRESS_BYTES
-        transport.unsent = 10
-        buffer.stop_expecting()
-        buffer.close()
-        transport.unsent = 9
-        async with asyncio.timeout(10):
-            while not transport.aborted:
-                await asyncio.sleep(0.005)
+class Timers:
+    """Timers of an event loop. They fire when the test says so."""
 
-    asyncio.run(main())
+    def __init__(self) -> None:
+        self.started: list[Callable[[], None]] = []
+
+    def call_later(self, delay_s: float, callback: Callable[[int], None], target: int) -> "Timers":
+        self.started.append(partial(callback, target))
+        return self
+
+    def cancel(self) -> None:
+        self.started.clear()
+
+    def fire(self) -> None:
+        self.started.pop()()
 
 
-def test_a_closed_connection_that_is_read_to_its_end_is_not_aborted() -> None:
-    async def main() -> None:
-        transport = Transport()
-        buffer = WriteBuffer(transport, asyncio.get_running_loop(), 0.01)
-        buffer.write_through(b"x" * 100)
-        transport.unsent = 50
-        buffer.close()
-        transport.unsent = 0
-        await asyncio.sleep(0.05)
+def unread(unsent: int) -> tuple[Transport, Timers, WriteBuffer]:
+    """Return a buffer whose client has not read the last `unsent` bytes."""
+    transport, timers = Transport(), Timers()
+    loop: Any = timers
+    buffer = WriteBuffer(transport, loop, 30.0)
+    buffer.write_through(b"x" * unsent)
+    transport.unsent = unsent
+    return transport, timers, buffer
+
+
+def test_a_client_that_reads_keeps_its_connection() -> None:
+    transport, timers, buffer = unread(10 * MIN_PROGRESS_BYTES)
+    buffer.expect_progress()
+    while transport.unsent:
+        transport.unsent -= MIN_PROGRESS_BYTES
+        timers.fire()
         assert not transport.aborted
+    assert timers.started == []
 
-    asyncio.run(main())
+
+@pytest.mark.parametrize(("unsent", "read"), [(10 * MIN_PROGRESS_BYTES, MIN_PROGRESS_BYTES - 1), (10, 9)])
+def test_a_client_that_reads_almost_nothing_is_disconnected(unsent: int, read: int) -> None:
+    transport, timers, buffer = unread(unsent)
+    buffer.expect_progress()
+    transport.unsent -= read
+    timers.fire()
+    assert transport.aborted
+
+
+def test_a_client_that_has_read_most_is_not_expected_to_read_on() -> None:
+    _, timers, buffer = unread(10)
+    buffer.expect_progress()
+    buffer.stop_expecting()
+    assert timers.started == []
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_closed_connection_is_aborted_unless_it_is_read_to_its_end(reads: bool) -> None:
+    transport, timers, buffer = unread(100)
+    buffer.close()
+    transport.unsent = 0 if reads else 99
+    timers.fire()
+    assert transport.aborted is not reads
