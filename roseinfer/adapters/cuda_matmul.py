@@ -17,10 +17,8 @@ from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_ro
 from roseinfer.kernels.lora.shrink_tiles import TileSums
 from roseinfer.kernels.lora.slots import SlotMatrices, SlotRows, multiple_of, starts_of
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm, Pair
-from roseinfer.quant.cuda_matmul import CudaMatmul
-from roseinfer.quant.cuda_rows import finish
+from roseinfer.quant.cuda_rows import FewOrMany, finish
 from roseinfer.quant.fp8_matmul import Fp8Matmul
-from roseinfer.quant.int4_matmul import Int4Matmul
 
 
 class CudaAdaptedMatmul:
@@ -31,9 +29,7 @@ class CudaAdaptedMatmul:
 
     slots: LayerSlots
 
-    def __init__(
-        self, base: CudaMatmul | Fp8Matmul | Int4Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums
-    ) -> None:
+    def __init__(self, base: FewOrMany, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums) -> None:
         self.base = base
         self.epilogue = epilogue
         self.step = step
@@ -131,5 +127,5 @@ class _CudaAdaptedPair:
 
 def adapted_on_gpu(matmul: Matmul, epilogue: Epilogue, step: StepAdapters, many_sums: AdapterSums) -> CudaAdaptedMatmul:
     """Return the product of a loaded layer with adapters."""
-    assert isinstance(matmul, CudaMatmul | Fp8Matmul | Int4Matmul), "all formats on a GPU have one of these products"
+    assert isinstance(matmul, FewOrMany), "all formats on a GPU have such products"
     return CudaAdaptedMatmul(matmul, epilogue, step, many_sums)

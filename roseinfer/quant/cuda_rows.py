@@ -89,6 +89,9 @@ class FewOrMany:
     few: SkinnyMatmul
     _epilogue: Epilogue
 
+    def bare(self) -> "FewOrMany":
+        raise NotImplementedError
+
     def many(
         self,
         x: torch.Tensor,
@@ -107,15 +110,17 @@ class FewOrMany:
         if self.few.pays(x.shape[0]):
             return self.few(x, residual=residual, out=out)
         assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
-        return self._finished(self.many(x, None, residual)[1], out)
+        return self._of_many(x, None, residual, out)
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self.few.pays(x.shape[0]):
             return self.few(x, norm=norm, out=out)
-        return self._finished(self.many(x, norm)[1], out)
+        return self._of_many(x, norm, None, out)
 
-    def _finished(self, y: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        result = finish(y, self._epilogue)
+    def _of_many(
+        self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        result = finish(self.many(x, norm, residual)[1], self._epilogue)
         return result if out is None else out.copy_(result)
 
 
