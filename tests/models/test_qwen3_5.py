@@ -20,9 +20,10 @@ from roseinfer.runner.start_notes import start_notes
 from roseinfer.state.delta_spec import DeltaSpec
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.loaded import load as load_folder
+from tests.helpers.loaded import logits
 from tests.models.test_hostile_files import check_mutations
-from tests.quant.test_fp8_checkpoints import MAKERS, in_floats, logits
-from tests.quant.test_fp8_checkpoints import load as load_fp8
+from tests.quant.test_fp8_checkpoints import MAKERS, in_floats
 from tests.quant.test_fp8_checkpoints import make as make_fp8
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -263,7 +264,7 @@ def test_fp8_in_blocks(experts: dict[str, int], tmp_path: Path) -> None:
     names = load_file(tmp_path / "model.safetensors").keys()
     assert "model.layers.0.linear_attn.in_proj_qkv.weight_scale_inv" in names
     assert not any("in_proj_a.weight_scale" in name or "expert_gate.weight_scale" in name for name in names)
-    found = logits(load_fp8(tmp_path))
+    found = logits(load_folder(tmp_path))
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
 

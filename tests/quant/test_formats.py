@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.layers.linear import Linear, Split
-from roseinfer.models.base import CausalLM
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import Checkpoint, load_model
+from roseinfer.models.loader import Checkpoint
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import (
     Epilogue,
@@ -28,11 +25,10 @@ from roseinfer.quant.base import (
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.plain import PlainFormat, PlainTable
-from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.loaded import load, logits
 from tests.helpers.weights import Imagined, build_for
 
-TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -81,16 +77,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     first = save_reference(make_reference("llama"), tmp_path_factory.mktemp("first"))
     narrow, wide = quantise(load_file(first / "model.safetensors"))
     return save(tmp_path_factory.mktemp("narrow"), narrow), save(tmp_path_factory.mktemp("wide"), wide)
-
-
-def load(folder: Path, **more: Any) -> CausalLM:
-    options = {"dtype": "float32", "device": torch.device("cpu"), "load_format": "auto", "seed": 0}
-    return load_model(folder, read_model_spec(folder), **{**options, **more})
-
-
-def logits(model: CausalLM) -> torch.Tensor:
-    runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
 
 
 def test_a_model_in_a_format_it_does_not_know(folders: tuple[Path, Path]) -> None:

@@ -12,17 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from roseinfer import LLM, SamplingParams
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
-from roseinfer.models.base import CausalLM
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
-from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.fp8_files import Rounding, Tensors, by_block, by_channel, by_tensor, is_linear, quantise, write
 from tests.helpers.held_out import TINY
+from tests.helpers.loaded import load, logits
 from tests.models.test_quantization import AUTOFP8, COMPRESSED, MODELOPT, MODELOPT_FILE, QWEN3_FP8
 
-TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
-CPU = torch.device("cpu")
 KV = {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor([0.25])}
 
 
@@ -57,16 +52,6 @@ MAKERS = [
         {f"{name[0]}_proj.{name}": scale for name, scale in KV.items()},
     ),
 ]
-
-
-def load(folder: Path, **more: Any) -> CausalLM:
-    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
-    return load_model(folder, read_model_spec(folder), **{**options, **more})
-
-
-def logits(model: CausalLM) -> torch.Tensor:
-    runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
 
 
 def make(folder: Path, maker: Maker, family: str = "qwen3", **changes: Any) -> Tensors:

@@ -12,32 +12,25 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.linear import Linear, Split, StackedOutput
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import DummyWeights, load_model
+from roseinfer.models.loader import DummyWeights
 from roseinfer.quant import fp8_stored
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.select import choose_format
-from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.fp8_files import by_block, by_channel, by_tensor, quantise, widened, write
+from tests.helpers.loaded import load, logits
 from tests.helpers.weights import BUILD, Imagined, Named, build_for
 
-TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BLOCK = Fp8Scheme("block")
 CHANNEL = Fp8Scheme("channel")
 TENSOR = Fp8Scheme("tensor")
 
 
-def load(folder: Path, scheme: Fp8Scheme | None = None, **more: Any) -> CausalLM:
-    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
-    return load_model(folder, replace(read_model_spec(folder), quantization=scheme), **{**options, **more})
-
-
-def logits(model: CausalLM) -> torch.Tensor:
-    runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+def load_as(folder: Path, scheme: Fp8Scheme) -> CausalLM:
+    return load(folder, replace(read_model_spec(folder), quantization=scheme))
 
 
 @pytest.fixture
@@ -56,7 +49,7 @@ def test_a_checkpoint_in_fp8(folder: Path, scheme: Fp8Scheme, how: Any) -> None:
     write(folder, wide)
     expected = logits(load(folder))
     write(folder, narrow)
-    torch.testing.assert_close(logits(load(folder, scheme)), expected)
+    torch.testing.assert_close(logits(load_as(folder, scheme)), expected)
 
 
 def test_rounded_while_loading(folder: Path) -> None:
@@ -77,14 +70,14 @@ def test_a_product_of_parts_that_are_not_quantised_alike(folder: Path) -> None:
     mixed = {key: t for key, t in {**narrow, name: wide[name]}.items() if key != f"{name}_scale"}
     write(folder, mixed)
     with pytest.raises(UnsupportedModelError, match=r"1\.self_attn\.q_proj, .*k_proj.* differently quantised"):
-        load(folder, CHANNEL)
+        load_as(folder, CHANNEL)
 
 
 def test_layers_that_stayed_in_floats_are_read_as_such(folder: Path) -> None:
     narrow, wide = quantise(load_file(folder / "model.safetensors"), "weight_scale", by_channel)
     name = "model.layers.1.mlp.down_proj.weight"
     write(folder, {key: t for key, t in {**narrow, name: wide[name]}.items() if key != f"{name}_scale"})
-    found = logits(load(folder, replace(CHANNEL, ignored=("layers.1.mlp.down_proj",))))
+    found = logits(load_as(folder, replace(CHANNEL, ignored=("layers.1.mlp.down_proj",))))
     write(folder, wide)
     torch.testing.assert_close(found, logits(load(folder)))
 
@@ -141,7 +134,7 @@ def test_nan_is_rejected(
     broken[3, 0] = value
     write(folder, {**narrow, name: broken.to(narrow[name].dtype)})
     with pytest.raises(UnsupportedModelError, match=message):
-        load(folder, CHANNEL)
+        load_as(folder, CHANNEL)
 
 
 def test_dummy_weights_are_those_of_the_same_seed_rounded() -> None:

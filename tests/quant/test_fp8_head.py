@@ -1,33 +1,17 @@
 """Output heads in FP8, against the same model whose head was rounded beforehand."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.models.base import CausalLM
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.quant.fp8_weight import Fp8Weight
-from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.loaded import TOKENS, load, logits
 
-CPU = torch.device("cpu")
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
-
-
-def load(folder: Path, **more: Any) -> CausalLM:
-    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
-    return load_model(folder, read_model_spec(folder), **{**options, **more})
-
-
-def logits(model: CausalLM) -> torch.Tensor:
-    runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
 
 
 def rounded(folder: Path) -> None:

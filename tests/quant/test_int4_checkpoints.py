@@ -14,11 +14,10 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.linear import Linear, Split
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import Checkpoint, load_model
+from roseinfer.models.loader import Checkpoint
 from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
-from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.fp8_files import is_linear
 from tests.helpers.gathering import Gathering
@@ -37,21 +36,14 @@ from tests.helpers.int4_files import (
     state_quantization,
     write_tensors,
 )
+from tests.helpers.loaded import load, logits
 from tests.helpers.weights import Imagined, build_for
 
-TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
-CPU = torch.device("cpu")
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 
 
-def load(folder: Path, **more: Any) -> CausalLM:
-    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0, "quantization": "floats"}
-    return load_model(folder, read_model_spec(folder), **{**options, **more})
-
-
-def logits(model: CausalLM) -> torch.Tensor:
-    runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+def load_widened(folder: Path, **more: Any) -> CausalLM:
+    return load(folder, quantization="floats", **more)
 
 
 def make(folder: Path, maker: Int4Maker, family: str = "qwen3", **changes: Any) -> Tensors:
@@ -78,9 +70,9 @@ def format_of(folder: Path, product: Gathering) -> Int4Format:
 def test_a_checkpoint_computes_with_its_codes(tmp_path: Path, maker: Int4Maker, family: str) -> None:
     """Compare widened weights, and products in four bits, with the model in floats."""
     wide = make(tmp_path, maker, family)
-    model, product = load(tmp_path), Gathering()
+    model, product = load_widened(tmp_path), Gathering()
     assert model.weights == f"int4 in groups of {maker.group}, widened"
-    found, kept = logits(model), load(tmp_path, weight_format=format_of(tmp_path, product))
+    found, kept = logits(model), load_widened(tmp_path, weight_format=format_of(tmp_path, product))
     assert kept.weights == f"int4 in groups of {maker.group}" and product.made == 8
     # Of each layer, the products of q, k and v, of o, and of gate and up. That of down is sorted as it wants.
     assert product.gathers == (6 if maker in DISORDERED else 0)
@@ -103,7 +95,7 @@ def test_outputs_are_sorted_for_the_next_layer(tmp_path: Path, family: str, chan
     write_tensors(tmp_path, narrow)
     state_quantization(tmp_path, DISORDERED[1].config)
     product = Gathering()
-    found = logits(load(tmp_path, weight_format=format_of(tmp_path, product)))
+    found = logits(load_widened(tmp_path, weight_format=format_of(tmp_path, product)))
     assert (product.made, product.gathers) == (8, 6)
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
@@ -114,7 +106,7 @@ def test_a_layer_with_more_columns_than_outputs_before_it_is_refused(tmp_path: P
     wider, _ = quantise_int4({"model.layers.0.mlp.down_proj.weight": torch.randn(128, 256)}, DISORDERED[1])
     write_tensors(tmp_path, tensors | wider)
     with pytest.raises(UnsupportedModelError, match=r"layers\.0\.mlp\.down_proj"):
-        load(tmp_path, weight_format=format_of(tmp_path, Gathering()))
+        load_widened(tmp_path, weight_format=format_of(tmp_path, Gathering()))
 
 
 def _as_phi3(tensors: Tensors) -> Tensors:
@@ -135,7 +127,7 @@ def test_layers_may_stay_floats(tmp_path: Path) -> None:
     write_tensors(tmp_path, narrow)
     state_quantization(tmp_path, {**AWQ, "modules_to_not_convert": ["layers.0", "lm_head"]})
     product = Gathering()
-    found = logits(load(tmp_path, weight_format=format_of(tmp_path, product)))
+    found = logits(load_widened(tmp_path, weight_format=format_of(tmp_path, product)))
     assert product.made == 4
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
@@ -147,14 +139,14 @@ def test_an_output_head_in_four_bits_is_widened(tmp_path: Path) -> None:
     packed, floats = quantise_int4(head, MAKERS[1])
     write_tensors(tmp_path, narrow | {name.replace("model.q_proj", "lm_head"): t for name, t in packed.items()})
     state_quantization(tmp_path, {**MAKERS[1].config, "lm_head": True})
-    found = logits(load(tmp_path))
+    found = logits(load_widened(tmp_path))
     assert torch.equal(found, in_floats(tmp_path, {**wide, "lm_head.weight": floats["model.q_proj.weight"]}))
 
 
 def test_experts_are_widened(tmp_path: Path) -> None:
     wide = make(tmp_path, MAKERS[0], "qwen3-moe", moe_intermediate_size=64)
     product = Gathering()
-    found = logits(load(tmp_path, weight_format=format_of(tmp_path, product)))
+    found = logits(load_widened(tmp_path, weight_format=format_of(tmp_path, product)))
     assert product.made == 4
     torch.testing.assert_close(found, in_floats(tmp_path, wide))
 
@@ -184,21 +176,21 @@ def test_groups_that_differ_by_layer(tmp_path: Path) -> None:
     write_tensors(tmp_path, narrow)
     rules = {r"-:.*\.o_proj": {}, r"+:.*\.down_proj": {"bits": 4, "group_size": 64, "desc_act": False}}
     state_quantization(tmp_path, {**GPTQ, "checkpoint_format": "gptq_v2", "dynamic": rules})
-    assert torch.equal(logits(load(tmp_path)), in_floats(tmp_path, wide))
+    assert torch.equal(logits(load_widened(tmp_path)), in_floats(tmp_path, wide))
 
 
 def test_biases_of_zeros_that_a_tool_added_are_left_out(tmp_path: Path) -> None:
     make(tmp_path, MAKERS[1])
-    expected, narrow = logits(load(tmp_path)), load_file(tmp_path / "model.safetensors")
+    expected, narrow = logits(load_widened(tmp_path)), load_file(tmp_path / "model.safetensors")
     bias = "model.layers.1.mlp.up_proj.bias"
     write_tensors(tmp_path, narrow | {bias: torch.zeros(192, dtype=torch.float16)})
-    assert torch.equal(logits(load(tmp_path)), expected)
+    assert torch.equal(logits(load_widened(tmp_path)), expected)
     write_tensors(tmp_path, narrow | {bias: torch.full((192,), 0.5)})
     with pytest.raises(UnsupportedModelError, match=rf"tensor {bias} is not zero, but the model has no such bias"):
-        load(tmp_path)
+        load_widened(tmp_path)
     write_tensors(tmp_path, narrow | {"model.layers.1.input_layernorm.bias": torch.zeros(128)})
     with pytest.raises(UnsupportedModelError, match="unexpected tensor"):
-        load(tmp_path)
+        load_widened(tmp_path)
 
 
 @pytest.mark.parametrize("maker", [*MAKERS, DISORDERED[1]], ids=lambda maker: maker.name)
@@ -232,10 +224,10 @@ def test_tensors_of_another_group_size_than_the_config_says(tmp_path: Path) -> N
     make(tmp_path, MAKERS[0])
     state_quantization(tmp_path, {**AWQ, "group_size": 64})
     with pytest.raises(UnsupportedModelError, match=r"q_proj\.qzeros is \[4, 16\], config\.json says \[2, 16\]"):
-        load(tmp_path)
+        load_widened(tmp_path)
     state_quantization(tmp_path, None)
     with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight is missing"):
-        load(tmp_path)
+        load_widened(tmp_path)
 
 
 def test_scales_that_are_no_numbers_are_named(tmp_path: Path) -> None:
@@ -246,7 +238,7 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path) -> None:
         tensors[name][3, 1] = value
         write_tensors(tmp_path, tensors)
         with pytest.raises(UnsupportedModelError, match=rf"{name} holds NaN, infinity"):
-            load(tmp_path)
+            load_widened(tmp_path)
 
 
 def damage(tensors: Tensors, rng: random.Random) -> Tensors:
@@ -275,7 +267,7 @@ def test_damaged_tensors_are_read_or_named(tmp_path: Path, maker: Int4Maker) -> 
     for _ in range(40):
         write_tensors(tmp_path, {**{name: t for name, t in tensors.items() if name not in layer}, **damage(layer, rng)})
         try:
-            load(tmp_path)
+            load_widened(tmp_path)
         except RoseinferError as error:
             assert "layers.0" in str(error)
             refused += 1
@@ -285,7 +277,7 @@ def test_damaged_tensors_are_read_or_named(tmp_path: Path, maker: Int4Maker) -> 
 def test_a_scale_for_each_row(tmp_path: Path) -> None:
     config = packed_config(strategy="channel", group_size=None)
     wide = make(tmp_path, Int4Maker("packed", config, pack_quantized, None, {"symmetric": True}))
-    model = load(tmp_path)
+    model = load_widened(tmp_path)
     assert model.weights == "int4 by channel, widened"
     assert torch.equal(logits(model), in_floats(tmp_path, wide))
 
@@ -298,9 +290,9 @@ def test_weights_beyond_float16_are_refused_by_name(tmp_path: Path) -> None:
     layer = "model.layers.1.mlp.up_proj"
     tensors[f"{layer}.weight_scale"][3, 1] = 6e4
     write_tensors(tmp_path, tensors)
-    assert load(tmp_path, dtype="bfloat16")
+    assert load_widened(tmp_path, dtype="bfloat16")
     with pytest.raises(UnsupportedModelError, match=rf"{tmp_path}: tensor {layer}\.weight holds .* beyond float16"):
-        load(tmp_path, dtype="float16")
+        load_widened(tmp_path, dtype="float16")
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -312,4 +304,4 @@ def test_a_layer_that_kernels_do_not_take_is_named(tmp_path: Path) -> None:
     scheme = read_model_spec(tmp_path).quantization
     assert isinstance(scheme, Int4Scheme)
     with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.gate_proj, .*up_proj: .* the range of float16"):
-        load(tmp_path, weight_format=Int4Format(scheme, CudaProducts()))
+        load_widened(tmp_path, weight_format=Int4Format(scheme, CudaProducts()))

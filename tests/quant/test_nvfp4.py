@@ -16,10 +16,11 @@ from roseinfer.quant.nvfp4_stored import Nvfp4Source
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.fp8_files import is_linear
 from tests.helpers.int4_files import Tensors, state_quantization, write_tensors
+from tests.helpers.loaded import load, logits
 from tests.helpers.mxfp4_files import VALUES
 from tests.helpers.weights import Named
 from tests.models.test_quantization import MODELOPT_NVFP4, NVFP4
-from tests.quant.test_int4_checkpoints import SIZES, in_floats, load, logits
+from tests.quant.test_int4_checkpoints import SIZES, in_floats, load_widened
 
 NAME = "model.layers.0.mlp.up_proj"
 ROWS, COLUMNS = 24, 64
@@ -98,7 +99,7 @@ def test_a_checkpoint_computes_with_widened_weights(tmp_path: Path, tool: str, c
         narrow |= {f"{layer}.{part}": tensor for part, tensor in packed.items()}
     write_tensors(tmp_path, narrow)
     state_quantization(tmp_path, config)
-    model = load(tmp_path)
+    model = load_widened(tmp_path)
     assert model.weights == "nvfp4, widened"
     assert read_model_spec(tmp_path).quantization == Nvfp4Scheme(tool, ("lm_head",))
     found = logits(model)
