@@ -46,18 +46,18 @@ class CudaGroup:
         library: CommLibrary,
         peers: Peers | None,
         memory: "SharedMemory | None" = None,
-        step_timeout_s: float | None = None,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
         """host: group of the same ranks' host processes. peers: None if GPUs cannot access each other's memory.
 
-        memory: the memory of `peers`. step_timeout_s: of our kernels once `ready`, by default `STEP_TIMEOUT_S`.
+        memory: the memory of `peers`. step_timeout_s: of our kernels once `ready`.
         """
         self.rank, self.size = host.rank, host.size
         self._host = host
         self._library = library
         self._peers = peers
         self._memory = memory
-        self._step_timeout_s = STEP_TIMEOUT_S if step_timeout_s is None else step_timeout_s
+        self._step_timeout_s = step_timeout_s
 
     def adds_residual(self, x: torch.Tensor) -> bool:
         return self._peers is not None and kernels.takes(x, self._peers)

@@ -15,8 +15,8 @@ from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.symmetric_memory import open_memory
 
-# Longer than between GPUs: the kernels of the rank that a kernel waits for get only a part of the time.
-STEP_TIMEOUT_S = 30.0
+# Of our kernels in a step. Longer than between GPUs: the rank that a kernel waits for computes only in its turns.
+ONE_GPU_STEP_TIMEOUT_S = 30.0
 
 
 class PieceLibrary:
@@ -57,4 +57,4 @@ def connect_on_one_gpu(host: LiveGroup, rendezvous: Rendezvous, device: torch.de
     except RuntimeError as error:
         raise ConfigError(f"devices: the processes cannot share a GPU's memory; name several GPUs: {error}") from error
     peers = Peers.of(rank, layout, memory.addresses, device, START_TIMEOUT_S)
-    return CudaGroup(host, PieceLibrary(peers), peers, memory, STEP_TIMEOUT_S)
+    return CudaGroup(host, PieceLibrary(peers), peers, memory, ONE_GPU_STEP_TIMEOUT_S)

@@ -34,7 +34,7 @@ from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_adapters import adapting_of, check_no_adapters, with_slots
 from roseinfer.runner.build_encoder import build_encoder
-from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head, without_used_head
+from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_draft_head, without_used_head
 from roseinfer.runner.cache_size import (
     CacheNeeds,
     PoolDemand,
@@ -132,7 +132,7 @@ def build_runner(
         )
         _check_keys(spec, kv_dtype, target.kv_scales)
         adapters = None if adapting is None else with_slots(config, adapting, target, group.size, on_read)
-        model: CausalLM = target if head_spec is None else with_head(config, head_spec, target, folder)
+        model: CausalLM = target if head_spec is None else with_draft_head(config, head_spec, target, folder)
     with phase(startup_s, "cache"):
         groups = _kv_groups(config, model)
         pools = _pools(config, model, kv_dtype, groups)

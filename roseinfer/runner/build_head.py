@@ -48,7 +48,7 @@ def drafts_ahead(config: SpeculationConfig) -> int:
     return values.tokens if isinstance(values, HeadValues) else 0
 
 
-def with_head(config: EngineConfig, spec: HeadSpec, target: StatefulTarget, model: Path) -> DraftingModel:
+def with_draft_head(config: EngineConfig, spec: HeadSpec, target: StatefulTarget, model: Path) -> DraftingModel:
     """Return the target in folder `model` with its head, whose weights are read or drawn as the target's are."""
     values = config.speculation.values
     if isinstance(spec, MtpSpec):

@@ -86,7 +86,7 @@ def test_drafts_of_two_ranks_change_nothing(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_ends_running_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_gpu, "STEP_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(one_gpu, "ONE_GPU_STEP_TIMEOUT_S", 2.0)
     before = rank_processes()
     core = start(save_model("qwen3", SHAPES["qwen3"], tmp_path), "cuda", "bfloat16", enforce_eager=False, **PAIR)
     (rank,) = rank_processes() - before

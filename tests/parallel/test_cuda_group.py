@@ -98,13 +98,11 @@ def test_without_peer_access_the_library_exchanges_all() -> None:
     group.check()
 
 
-def test_a_timeout_of_the_kernels_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roseinfer.parallel.cuda_group.STEP_TIMEOUT_S", 20e-9)
+def test_a_timeout_of_the_kernels_is_an_error() -> None:
     layout = PeerLayout(2, LIMIT)
     buffers = [torch.zeros(layout.bytes, dtype=torch.uint8) for _ in range(2)]
-    group = CudaGroup(
-        TwoRanks(1), MirrorLibrary(), Peers.of(1, layout, [buffer.data_ptr() for buffer in buffers], CPU, 1.0)
-    )
+    peers = Peers.of(1, layout, [buffer.data_ptr() for buffer in buffers], CPU, 1.0)
+    group = CudaGroup(TwoRanks(1), MirrorLibrary(), peers, step_timeout_s=20e-9)
     group.ready()
     group.check()
     group.all_reduce(torch.ones(2, 8))

@@ -11,7 +11,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.comm.peers import PeerLayout, Peers
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.parallel.group import SingleRank
-from roseinfer.parallel.one_gpu import STEP_TIMEOUT_S, PieceLibrary, connect_on_one_gpu
+from roseinfer.parallel.one_gpu import ONE_GPU_STEP_TIMEOUT_S, PieceLibrary, connect_on_one_gpu
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.symmetric_memory import SharedMemory
 from roseinfer.runner.device import rank_device
@@ -70,7 +70,7 @@ def test_waits_of_a_step_are_longer_than_between_gpus(monkeypatch: pytest.Monkey
     monkeypatch.setattr("roseinfer.parallel.one_gpu.Peers", type("Recorded", (), {"of": staticmethod(recorded)}))
     group = connect()
     group.ready()  # type: ignore[attr-defined]
-    assert made[0].patience.item() == int(STEP_TIMEOUT_S * 1e9)
+    assert made[0].patience.item() == int(ONE_GPU_STEP_TIMEOUT_S * 1e9)
 
 
 def test_a_gpu_whose_memory_cannot_be_shared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
