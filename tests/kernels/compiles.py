@@ -217,7 +217,7 @@ def read_int4(group) -> None:
     read(skinny_int4_kernel, constants | ({} if group == 32 else {"norm_weight_ptr": None}), pointers)
     for slots in (SLOT_SIZES, MANY_PLACES | {"ROWS": constants["ROWS"]}):
         read(skinny_int4_kernel, constants | slots, pointers | DELTA)
-    pointers |= {"w_ptr": "*u8", "columns": "i32", "N": "i32"}
+    pointers |= {"w_ptr": "*u8", "columns": "i32", "N": "i32", "outs": "i32"}
     direct = {"ROWS": 8, "BLOCK_N": 16, "BLOCK_K": 512, "AHEAD": True, "WARPS": 4}
     read(skinny_direct_kernel, constants | direct, pointers)
     read(skinny_direct_kernel, constants | direct | SLOT_SIZES, pointers | DELTA)

@@ -20,8 +20,8 @@ BLOCK_COLUMNS = 128
 class PackedInt4:
     """Matrix scale * (code - 8) + shift [N, columns] in the order of the kernels.
 
-    codes: [N, padded / 8] int32, where `padded` is `columns` rounded up to a multiple of 128. scales: [N, padded /
-    group] int32: a scale in float16 in the low half, a shift in the high one. group: 32, 64, a multiple of 128 that
+    codes: [N, padded / 8] int32, where `padded` is `columns` rounded up to a multiple of 128. scales: int32 [padded /
+    group, N], a scale in float16 in the low half, a shift in the high one. group: 32, 64, or a multiple of 128 that
     divides `padded`.
     """
 
@@ -41,7 +41,7 @@ class PackedInt4:
 
     @property
     def group(self) -> int:
-        return self.padded // self.scales.shape[1]
+        return self.padded // len(self.scales)
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, shifts: torch.Tensor) -> PackedInt4:
@@ -58,7 +58,7 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, shifts: torch.Tensor) -> Pac
     both = torch.stack((scales, shifts), 2).view(torch.int32)[:, :, 0]
     if scales.shape[1] > 1:
         both = F.pad(both, (0, (padded - columns) * scales.shape[1] // columns))
-    return PackedInt4(packed, both.contiguous(), columns)
+    return PackedInt4(packed, both.t().reshape(-1).view(-1, rows), columns)  # a single group's strides, too
 
 
 def _assembly(kind: str, bits: int, one: int, zero: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.gluon_support import HAS_GLUON
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
+from roseinfer.kernels.linear.int4_bulk import bulk_supports
 from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.skinny import MAX_ROWS, SkinnyNorm, direct_linear, normed, processors
 from roseinfer.kernels.linear.skinny_configs import DirectConfig
@@ -19,10 +20,14 @@ from roseinfer.kernels.linear.skinny_int4_configs import Int4Config, choose_int4
 from roseinfer.kernels.lora.fused import launch_options, leading_programs
 from roseinfer.kernels.lora.slots import SlotRows
 
+# Where a kernel for more rows reads the weight in bulk, it is faster from here on, even with the operations around it.
+_MAX_ROWS_BESIDE_BULK = 8
+
 
 def pays(rows: int, weight: PackedInt4, gated: bool) -> bool:
     """Return True if `int4_linear` is the fastest product of `rows` rows by this weight."""
-    return 1 <= rows <= MAX_ROWS and _choose(rows, weight, gated) is not None
+    most = _MAX_ROWS_BESIDE_BULK if bulk_supports(weight) else MAX_ROWS
+    return 1 <= rows <= most and _choose(rows, weight, gated) is not None
 
 
 def _choose(rows: int, weight: PackedInt4, gated: bool) -> Int4Config | None:

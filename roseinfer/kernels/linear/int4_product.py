@@ -1,4 +1,4 @@
-"""Products of many rows by a weight in four bits: tiles that widen it, or the library by a copy in 16 bits.
+"""Products of many rows by a weight in four bits: kernels that widen it, or the library by a copy in 16 bits.
 
 The copy is made in parts, so that it needs little memory.
 """
@@ -10,6 +10,8 @@ import torch
 from roseinfer.kernels.common.triton_support import cdiv
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
 from roseinfer.kernels.linear.fp8_tiles import Parts
+from roseinfer.kernels.linear.int4_bulk import bulk_supports, int4_bulk_product
+from roseinfer.kernels.linear.int4_bulk_configs import BulkConfig, choose_bulk_config
 from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.int4_tile_configs import choose_int4_tile_config
 from roseinfer.kernels.linear.int4_tiles import int4_tile_product, widen
@@ -36,7 +38,8 @@ class Int4Factor:
     def __init__(self, weight: PackedInt4, workspace: Int4Workspace) -> None:
         self.weight = weight
         self._workspace = workspace
-        self._configs: dict[int, TileConfig | None] = {}
+        self._choose = choose_bulk_config if bulk_supports(weight) else choose_int4_tile_config
+        self._configs: dict[int, BulkConfig | TileConfig | None] = {}
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -44,13 +47,15 @@ class Int4Factor:
         """Return x @ weight.T + bias + residual [M, N]. bias: [N]. residual: [M, N], is overwritten and returned."""
         x = x.contiguous()
         config = self._config(len(x))
-        if config is not None:
-            return int4_tile_product(x, self.weight, config, self._workspace.parts, bias=bias, residual=residual)
-        return self.by_library(x, bias, residual)
+        if config is None:
+            return self.by_library(x, bias, residual)
+        if isinstance(config, BulkConfig):
+            return int4_bulk_product(x, self.weight, config, self._workspace.parts, bias=bias, residual=residual)
+        return int4_tile_product(x, self.weight, config, self._workspace.parts, bias=bias, residual=residual)
 
-    def _config(self, rows: int) -> TileConfig | None:
+    def _config(self, rows: int) -> BulkConfig | TileConfig | None:
         if rows not in self._configs:
-            self._configs[rows] = choose_int4_tile_config(rows, *self.weight.shape)
+            self._configs[rows] = self._choose(rows, *self.weight.shape)
         return self._configs[rows]
 
     def by_library(

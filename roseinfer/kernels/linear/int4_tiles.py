@@ -19,14 +19,14 @@ _WIDENED_ROWS, _WIDENED_COLUMNS = 16, 512
 
 
 @triton.jit
-def read_scales(scales_ptr, n, k, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
+def read_scales(scales_ptr, outs, n, k, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
     """Load the scales and shifts of rows n and columns from k on: [rows, BLOCK_K / 128, groups in 128 columns]."""
     block = tl.minimum(k + tl.arange(0, BLOCK_K // 128) * 128, K - 128)
-    at = scales_ptr + n.to(tl.int64)[:, None, None] * (K // GROUP)
+    at = scales_ptr + n[:, None, None]
     if GROUP < 128:
-        return tl.load(at + (block[None, :, None] + 32 * tl.arange(0, 4)[None, None, :]) // GROUP)
+        return tl.load(at + (block[None, :, None] + 32 * tl.arange(0, 4)[None, None, :]) // GROUP * outs)
     else:
-        return tl.load(at + (block // GROUP)[None, :, None])
+        return tl.load(at + (block // GROUP * outs)[None, :, None])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -74,7 +74,7 @@ def int4_tile_kernel(
     for step in tl.range(0, STEPS, num_stages=STAGES):
         k = (share * STEPS + step) * BLOCK_K
         x = x_blocks.load([first_m, k])
-        both = read_scales(scales_ptr, w_rows, k, K, GROUP, BLOCK_K)
+        both = read_scales(scales_ptr, N, w_rows, k, K, GROUP, BLOCK_K)
         w = widened(w_blocks.load([first_n, k // 2]), both, x.dtype, COMPILED)
         if WEIGHT_FIRST:
             sums = tl.dot(w, tl.trans(x), sums)
@@ -90,17 +90,17 @@ def int4_tile_kernel(
 
 @triton.jit
 def int4_widening_kernel(
-    w_ptr, scales_ptr, out_ptr, N, columns, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
+    w_ptr, scales_ptr, out_ptr, N, outs, columns, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write, in program (k, n), BLOCK_N rows and BLOCK_K columns of the weight in 16 bits."""
+    """Write, in program (k, n), BLOCK_N rows and BLOCK_K columns of N rows in 16 bits, of a weight with `outs` rows."""
     first_k, n = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     w_rows = tl.minimum(n, N - 1)
     place = first_k // 2 + tl.arange(0, BLOCK_K // 2)
     codes = tl.load(
         w_ptr + w_rows.to(tl.int64)[:, None] * (K // 2) + place[None, :], mask=(place < K // 2)[None, :], other=0
     )
-    both = read_scales(scales_ptr, w_rows, first_k, K, GROUP, BLOCK_K)
+    both = read_scales(scales_ptr, outs, w_rows, first_k, K, GROUP, BLOCK_K)
     w = widened(codes, both, out_ptr.dtype.element_ty, COMPILED)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # earlier kernels read the old values
@@ -168,9 +168,10 @@ def widen(weight: PackedInt4, rows: slice, out: torch.Tensor) -> None:
     block_k = min(_WIDENED_COLUMNS, next_power_of_2(weight.padded))
     int4_widening_kernel[(cdiv(weight.padded, block_k), cdiv(len(codes), _WIDENED_ROWS))](
         codes,
-        weight.scales[rows],
+        weight.scales[:, rows],
         out,
         len(codes),
+        len(weight.codes),
         weight.columns,
         K=weight.padded,
         GROUP=weight.group,

@@ -36,7 +36,7 @@ def _index(SIZE: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _load_weight(
-    w_tile, scales_tile, scales_at, chunk, PIECES: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr
+    w_tile, scales_tile, scales_at, outs, chunk, PIECES: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr
 ):
     """Load the pieces of a chunk of columns, with their scales and shifts if they are codes."""
     pieces = ()
@@ -46,7 +46,7 @@ def _load_weight(
             pieces += ((w, 0),)
         else:
             w = gl.load(w_tile + (chunk * BLOCK_K + i * PIECE) // 2, eviction_policy="evict_first")
-            pieces += ((w, gl.load(scales_tile + (scales_at + (chunk * BLOCK_K + i * PIECE)) // GROUP)),)
+            pieces += ((w, gl.load(scales_tile + (scales_at + (chunk * BLOCK_K + i * PIECE)) // GROUP * outs)),)
     return pieces
 
 
@@ -163,6 +163,7 @@ def skinny_direct_kernel(
             return
         program -= leading
     first = program * BLOCK_N
+    outs = TILE_N // BLOCK_N * width
     if GROUP == 0:
         n = _index(TILE_N, 1, left)
         w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
@@ -177,10 +178,10 @@ def skinny_direct_kernel(
         words: gl.constexpr = gl.SliceLayout(3, bytes_of_words)
         n = _index(TILE_N, 1, words)
         w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
-        scales_tile, scales_at = scales_ptr + w_rows.to(gl.int64) * (PADDED // GROUP), _index(WARPS, 0, words) * SLICE
+        scales_tile, scales_at = scales_ptr + w_rows, _index(WARPS, 0, words) * SLICE
         if GROUP < PIECE:
             scales_at += _index(PIECE // 8, 2, words) % 4 * 32
-    w = _load_weight(w_tile, scales_tile, scales_at, 0, PIECES, BLOCK_K, GROUP)
+    w = _load_weight(w_tile, scales_tile, scales_at, outs, 0, PIECES, BLOCK_K, GROUP)
     column = _index(WARPS, 0, right) * SLICE + _index(PIECE, 1, right)
     part = _index(TILE_N // BLOCK_N, 0, flat)
     row = first + _index(BLOCK_N, 1, flat)
@@ -205,9 +206,9 @@ def skinny_direct_kernel(
     for chunk in gl.static_range(CHUNKS):
         later = w
         if AHEAD and chunk + 1 < CHUNKS:
-            later = _load_weight(w_tile, scales_tile, scales_at, chunk + 1, PIECES, BLOCK_K, GROUP)
+            later = _load_weight(w_tile, scales_tile, scales_at, outs, chunk + 1, PIECES, BLOCK_K, GROUP)
         elif chunk > 0 and not AHEAD:
-            w = _load_weight(w_tile, scales_tile, scales_at, chunk, PIECES, BLOCK_K, GROUP)
+            w = _load_weight(w_tile, scales_tile, scales_at, outs, chunk, PIECES, BLOCK_K, GROUP)
         for i in gl.static_range(PIECES):
             at = chunk * BLOCK_K + i * PIECE
             x = gl.load(x_tile + at, mask=real if PADDED == K else real & (column + at < K), other=0.0)

@@ -32,13 +32,14 @@ def _read_tile(
     first = chunk * BLOCK_K
     at = w_ptr + rows[None, None, :, None] * (PADDED // 8) + first // 8
     at += (unit * 4)[:, None, None, None] + word[None, None, None, :]
-    scales_at = scales_ptr + rows[None, None, :] * (PADDED // GROUP)
+    outs = 2 * width if GATED else width
+    scales_at = scales_ptr + rows[None, None, :]
     block = unit // 4 * 128 + first
     if GROUP < 128:
         group = (block[:, None, None, None] + 32 * word[None, None, None, :]) // GROUP
-        scales_at = scales_at[:, :, :, None] + group
+        scales_at = scales_at[:, :, :, None] + group * outs
     else:
-        scales_at += (block // GROUP)[:, None, None]
+        scales_at += (block // GROUP * outs)[:, None, None]
     if first + BLOCK_K > PADDED:
         inside = (block < PADDED)[:, None, None]
         w = tl.load(at, mask=inside[:, :, :, None], other=0, eviction_policy=EVICTION)
