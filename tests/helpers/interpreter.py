@@ -62,6 +62,8 @@ def hurry() -> None:
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     _remember_shapes()
     _compare_numbers()
+    _pair_equal_types()
+    _combine_halves()
 
 
 @cache
@@ -157,3 +159,64 @@ def _compare_numbers() -> None:
         return compare(self, other)
 
     tl.core.tuple.__eq__ = equal
+
+
+def _pair_equal_types() -> None:
+    """Take two operands of one type and shape as they are, and remember numbers as constants of a block."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+
+    check = TritonSemantic.binary_op_type_checking_impl
+    constants: dict[tuple[Any, ...], Any] = {}
+
+    def pair(self: Any, lhs: Any, rhs: Any, *rules: bool) -> tuple[Any, Any]:
+        if lhs.__class__ is not tl.core.tensor or lhs.dtype.__class__ is not tl.core.dtype:
+            return check(self, lhs, rhs, *rules)
+        # Shapes of one size are one object: see `_remember_shapes`. The fourth rule is that of divisions.
+        if rhs.__class__ is tl.core.tensor and rhs.dtype is lhs.dtype and rhs.shape is lhs.shape and len(rules) < 4:
+            return lhs, rhs
+        if rhs.__class__ not in (int, float):
+            return check(self, lhs, rhs, *rules)
+        key = (repr(rhs), lhs.dtype.name, id(lhs.shape), *rules)
+        if key not in constants:
+            left, right = check(self, lhs, rhs, *rules)
+            if left is not lhs:
+                return left, right
+            constants[key] = right
+        return lhs, constants[key]
+
+    TritonSemantic.binary_op_type_checking_impl = pair
+
+
+def _combine_halves() -> None:
+    """Reduce and scan by functions of our own many numbers at a time, as a tree, instead of number by number."""
+    from triton.runtime import interpreter
+
+    def combined(op: Any, kinds: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
+        operands = [
+            op.to_tensor(part, kind) for parts in (before, after) for part, kind in zip(parts, kinds, strict=True)
+        ]
+        found = op.combine_fn.fn(*operands)
+        found = found if isinstance(found, tuple) else (found,)
+        return [op.to_tensor(each.handle.data, kind).handle.data for each, kind in zip(found, kinds, strict=True)]
+
+    def reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+        if self.axis is None:
+            return number_by_number(self, inputs)
+        parts, kinds = [np.moveaxis(each.handle.data, self.axis, 0) for each in inputs], [each.dtype for each in inputs]
+        while len(parts[0]) > 1:  # a power of two
+            parts = combined(self, kinds, [part[::2] for part in parts], [part[1::2] for part in parts])
+        parts = [np.moveaxis(part, 0, self.axis) if self.keep_dims else part[0] for part in parts]
+        return [self.to_tensor(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+
+    def scan(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+        parts, kinds = [np.moveaxis(each.handle.data, self.axis, 0) for each in inputs], [each.dtype for each in inputs]
+        distance = 1
+        while distance < len(parts[0]):
+            later = combined(self, kinds, [np.roll(part, distance, 0) for part in parts], parts)
+            parts = [np.concatenate([old[:distance], new[distance:]]) for old, new in zip(parts, later, strict=True)]
+            distance *= 2
+        return [self.to_tensor(np.moveaxis(part, 0, self.axis), kind) for part, kind in zip(parts, kinds, strict=True)]
+
+    number_by_number = interpreter.ReduceOps.generic_reduce
+    interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan = reduce, scan
