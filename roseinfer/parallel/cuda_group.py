@@ -1,7 +1,10 @@
-"""RankGroup of GPUs: our own kernels exchange small tensors in one step, NCCL exchanges large ones."""
+"""RankGroup of GPUs: our own kernels exchange small tensors in one step. Two GPUs exchange large sums in pieces. NCCL
+exchanges all else.
+"""
 
 import contextlib
 import logging
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +14,8 @@ import torch.distributed as dist
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.kernels.comm import all_reduce as kernels
 from roseinfer.kernels.comm.peers import PeerLayout, Peers
-from roseinfer.parallel.group import LiveGroup
+from roseinfer.parallel.group import LiveGroup, Product, sum_whole
+from roseinfer.parallel.piece_sums import PIECE_BYTES, PIECE_RANK_COUNT, PieceSums
 from roseinfer.parallel.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # How long our kernels wait for another rank, while ranks load and compile and while they serve.
 START_TIMEOUT_S, STEP_TIMEOUT_S = 300.0, 7.0
+# Calls of our kernels that gather a large tensor. NCCL would gather in another order, which takes a copy.
+MAX_GATHERS = 8
 CLOSE_TIMEOUT_S = 3.0  # for NCCL to end; the process may exit without it
 
 
@@ -37,7 +43,7 @@ class CommLibrary(Protocol):
 class CudaGroup:
     """A `LiveGroup` whose exchanges are queued on the current stream and may be captured in graphs.
 
-    NCCL may round the sum of a large tensor differently than our kernels round that of a small one.
+    NCCL may round the sum of a large tensor differently than our kernels round that of a small one. Pieces do not.
     """
 
     def __init__(
@@ -47,37 +53,56 @@ class CudaGroup:
         peers: Peers | None,
         memory: "SharedMemory | None" = None,
         step_timeout_s: float = STEP_TIMEOUT_S,
+        pieces: PieceSums | None = None,
     ) -> None:
         """host: group of the same ranks' host processes. peers: None if GPUs cannot access each other's memory.
 
-        memory: the memory of `peers`. step_timeout_s: of our kernels once `ready`.
+        memory: the memory of `peers`. step_timeout_s: of our kernels once `ready`. pieces: takes the sums that are too
+        large for our kernels; None: the library does.
         """
         self.rank, self.size = host.rank, host.size
         self._host = host
         self._library = library
         self._peers = peers
         self._memory = memory
+        self._pieces = pieces
         self._step_timeout_s = step_timeout_s
 
     def adds_residual(self, x: torch.Tensor) -> bool:
-        return self._peers is not None and kernels.takes(x, self._peers)
+        return self._are_peers(x) or self._is_in_pieces(x)
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if self._peers is not None and kernels.takes(x, self._peers):
+        if self._peers is not None and self._are_peers(x):
             return kernels.all_reduce(x, residual, self._peers)
+        if self._pieces is not None and self._is_in_pieces(x):
+            return self._pieces.sum(x, residual)
         x = x.contiguous()
         self._library.all_reduce(x)
         return x if residual is None else residual.add_(x)
+
+    def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self._pieces is not None and self._is_in_pieces(residual):
+            return self._pieces.sum(x, residual, lambda rows: product(rows, None))
+        return sum_whole(self, product, x, residual)
 
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         x = x.contiguous()
         rows, width = x.shape
         if out is None:
             out = x.new_empty((rows, self.size * width))
-        if self._peers is not None and kernels.takes(x, self._peers):
-            return kernels.gather(x, out, self._peers)
+        if self._peers is not None and self._are_peers(x[:1]) and x.nbytes <= MAX_GATHERS * self._peers.layout.limit:
+            most = self._peers.layout.limit // (width * x.itemsize)
+            for some, to in zip(x.split(most), out.split(most), strict=True):
+                kernels.gather(some, to, self._peers)
+            return out
         out.view(rows, self.size, width).copy_(self._library.gather(x).transpose(0, 1))
         return out
+
+    def _are_peers(self, x: torch.Tensor) -> bool:
+        return self._peers is not None and kernels.takes(x, self._peers)
+
+    def _is_in_pieces(self, x: torch.Tensor) -> bool:
+        return self._pieces is not None and self._pieces.takes(x)
 
     def minimum(self, value: int) -> int:
         return self._host.minimum(value)
@@ -119,7 +144,7 @@ def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> Cu
     if not host.minimum(all_reach_each_other(size)):
         logger.warning("the GPUs cannot access each other's memory: NCCL exchanges all tensors, which is slow")
         return CudaGroup(host, library, None)
-    layout = PeerLayout(size, own_limit(size))
+    layout = PeerLayout(size, own_limit(size), PIECE_BYTES if size == PIECE_RANK_COUNT else 0)
     memory = None
     try:
         memory = open_memory(rendezvous.name, dist.PrefixStore("memory", store), rank, size, layout.bytes, device)
@@ -131,7 +156,11 @@ def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> Cu
     if not all_have_it:
         memory.close()
         return CudaGroup(host, library, None)
-    return CudaGroup(host, library, Peers.of(rank, layout, memory.addresses, device, START_TIMEOUT_S), memory)
+    peers = Peers.of(rank, layout, memory.addresses, device, START_TIMEOUT_S)
+    pieces = None
+    if size == PIECE_RANK_COUNT:
+        pieces = PieceSums(peers, partial(memory.view, 1 - rank))
+    return CudaGroup(host, library, peers, memory, pieces=pieces)
 
 
 def own_limit(size: int) -> int:

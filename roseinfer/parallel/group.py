@@ -5,12 +5,16 @@ Megatron-LM (Shoeybi et al., 2019). A layer with split outputs is followed by on
 results are summed over the ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from roseinfer.core.errors import ConfigError
+
+# Returns a rank's partial result for rows, plus a residual.
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class RankGroup(Protocol):
@@ -30,6 +34,13 @@ class RankGroup(Protocol):
         """Return the sum of all ranks' x, plus a residual of the same shape that every rank holds.
 
         All ranks get the same bits. The result may overwrite x or the residual.
+        """
+        ...
+
+    def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' product(x), plus a residual that every rank holds and that may be overwritten.
+
+        product: of rows, which may be computed in pieces.
         """
         ...
 
@@ -76,6 +87,9 @@ class SingleRank:
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return x if residual is None else x + residual
 
+    def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return sum_whole(self, product, x, residual)
+
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return x if out is None else out.copy_(x)
 
@@ -108,6 +122,11 @@ def sum_partials(group: RankGroup, partial: torch.Tensor, residual: torch.Tensor
     if residual is None or not group.adds_residual(residual):
         return group.all_reduce(partial)
     return group.all_reduce(partial, residual)
+
+
+def sum_whole(group: RankGroup, product: Product, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum of all ranks' product(x), plus a residual, by an exchange after the product."""
+    return sum_partials(group, product(x, partial_residual(group, residual)), residual)
 
 
 @dataclass(frozen=True, slots=True)

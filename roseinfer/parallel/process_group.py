@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.parallel.forks import keep_in_forks
+from roseinfer.parallel.group import Product, sum_whole
 from roseinfer.parallel.rendezvous import Rendezvous
 
 # Timeouts for other ranks to join, and for them to load their model.
@@ -63,6 +64,9 @@ class ProcessGroup:
         for part in parts[1:]:
             total += part
         return total if residual is None else total.add_(residual)
+
+    def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return sum_whole(self, product, x, residual)
 
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat(self._all(x, self.timeout_s), dim=-1, out=out)

@@ -28,13 +28,18 @@ def all_reach_each_other(size: int) -> bool:
 class SharedMemory:
     """Memory that all ranks may write.
 
-    `addresses`: each rank's memory in this device's address space. `kept`: references that keep the memory allocated,
-    so that a kernel that still runs does not write to reused memory.
+    `addresses`: each rank's memory in this device's address space. `handle`: PyTorch's. `kept`: references that keep
+    the memory allocated, so that a kernel that still runs does not write to reused memory.
     """
 
     name: str
     addresses: list[int]
-    kept: tuple[Any, ...]
+    handle: Any = None
+    kept: tuple[Any, ...] = ()
+
+    def view(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return `count` elements of a rank's memory from `offset` bytes on, a multiple of the element's size."""
+        return self.handle.get_buffer(rank, (count,), dtype, offset // dtype.itemsize)
 
     def close(self) -> None:
         """Unregister the group from PyTorch. May be called again."""
@@ -63,7 +68,7 @@ def open_memory(
     except BaseException:
         _unregister_process_group(name)  # type: ignore[arg-type]
         raise
-    return SharedMemory(name, list(handle.buffer_ptrs), (memory, handle, group, store))
+    return SharedMemory(name, list(handle.buffer_ptrs), handle, (memory, group, store))
 
 
 class RenumberedStore(dist.Store):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.parallel.group import RankGroup, Share, SingleRank
+from roseinfer.parallel.group import Product, RankGroup, Share, SingleRank, sum_whole
 from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
 from roseinfer.quant.finite import FiniteCheck
 from roseinfer.quant.plain import PlainFormat
@@ -68,6 +68,9 @@ class Imagined:
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert residual is None or self.adding
         return x if residual is None else x + residual / self.size
+
+    def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return sum_whole(self, product, x, residual)
 
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return x

@@ -13,6 +13,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from roseinfer.kernels.attention.decode_few_kernel import few_kernel, merge_kernel
+from roseinfer.kernels.comm.pieces import add_piece_kernel, meet_kernel
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
 from roseinfer.kernels.comm.push_words import push_words_kernel
 from roseinfer.kernels.delta import chunks
@@ -34,7 +35,9 @@ from tests.helpers.skinny import CONFIGS
 TARGET = GPUTarget("cuda", 90, 32)
 NUMBERS = ("rows", "tokens", "width", "stride_x", "stride_residual", "stride_out")
 SCALARS = dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32"}
-SCALARS |= dict.fromkeys(("pairs", "count", "chunk", "rounds", "out_stride", "blocks", "flags"), "i32")
+SCALARS |= dict.fromkeys(
+    ("pairs", "count", "chunk", "rounds", "out_stride", "blocks", "flags", "meetings", "piece"), "i32"
+)
 SCALARS |= dict.fromkeys(("places", "stride", "x_stride", "scale_stride", "x_scale_stride", "h_scale_stride"), "i32")
 SCALARS |= {"out_scale_stride": "i32"}
 INTEGERS = ("ids_ptr", "pairs_ptr", "tiles_ptr")
@@ -64,7 +67,7 @@ DELTA |= {"sums_ptr": "*fp32", "lead_x_ptr": "*bf16", "a_ptr": "*bf16", "b_ptr":
 SLOT_SIZES = {"RANK": 32, "R": 32, "PLACES": 32, "COLUMNS": 96, "LEAD": 2, "CHUNK": 64}
 # Matrices of which a program cannot hold its part.
 MANY_PLACES = SLOT_SIZES | {"ROWS": 16, "RANK": 512, "PLACES": 512, "COLUMNS": 1536}
-BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32"}
+BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32", "missed_ptr": "*i32"}
 
 
 def read(kernel, constants, pointers) -> None:
@@ -135,6 +138,9 @@ def main(*, everything: bool) -> None:
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
         read(push_words_kernel, constants | {"ROOM": 1024}, pointers)
         read(push_blocks_kernel, constants | {"REGION": 8192, "PROGRAMS": 4, "GATHERS": gathers}, pointers)
+    read(meet_kernel, {"RANK": 1, "SIZE": 2, "COMPILED": True}, BETWEEN)
+    pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), "*bf16")
+    read(add_piece_kernel, {"RANK": 1, "SIZE": 2, "BLOCK": 4096, "HAS_RESIDUAL": True}, pointers)
     for scales, (hidden, top_k) in forms(everything, ("none", "channel", "block", "none"), ((256, 4), (384, 3))):
         read_experts(scales, hidden, top_k)
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):

@@ -130,7 +130,7 @@ def test_closing_at_interpreter_exit_works_without_threads(monkeypatch: pytest.M
     object.__setattr__(host, "close", lambda: closed.append("host"))
     monkeypatch.setattr(SharedMemory, "close", lambda memory: closed.append(memory.name))
     monkeypatch.setattr(threading.Thread, "start", start)
-    CudaGroup(host, MirrorLibrary(), None, SharedMemory("gpus", [0, 0], ())).close()
+    CudaGroup(host, MirrorLibrary(), None, SharedMemory("gpus", [0, 0])).close()
     assert closed == ["gpus", "host"]
 
 
@@ -141,7 +141,7 @@ def test_with_more_ranks_the_library_exchanges_smaller_tensors(size: int) -> Non
 
 
 def opened(*args: object) -> SharedMemory:
-    return SharedMemory("gpus", [0, 0], ())
+    return SharedMemory("gpus", [0, 0])
 
 
 def refused(*args: object) -> SharedMemory:

@@ -48,7 +48,7 @@ def test_tensors_of_all_sizes_are_exchanged(
 
 
 def opened(*args: object) -> SharedMemory:
-    return SharedMemory("gpu", [0, 0], ())
+    return SharedMemory("gpu", [0, 0])
 
 
 def refused(*args: object) -> SharedMemory:

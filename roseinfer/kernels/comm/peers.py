@@ -26,18 +26,22 @@ WORD_PROGRAMS = 128
 # Bytes that a program takes at a time, followed by a flag (`push_blocks`).
 BLOCK_PROGRAMS = 128
 BLOCK_BYTES = 8192
+_ALIGNMENT_BYTES = 16  # of where places begin
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLayout:
-    """Offsets in a rank's buffer, in bytes. limit: the most bytes that a rank pushes in one call.
+    """Offsets in a rank's buffer, in bytes. limit: the most bytes that a rank pushes in one call. piece_bytes: the most
+    of a piece that a copy engine brings (`pieces`); 0 = none does.
 
     Words [TURN_COUNT, size, WORD_PROGRAMS * MAX_PROGRAM_WORDS] int64; blocks [TURN_COUNT, size, BLOCK_PROGRAMS, region]
-    bytes; flags [TURN_COUNT, size, BLOCK_PROGRAMS] int32.
+    bytes; flags [TURN_COUNT, size, BLOCK_PROGRAMS] int32; meetings [TURN_COUNT, size] int32; pieces [TURN_COUNT,
+    piece_bytes] bytes.
     """
 
     size: int
     limit: int
+    piece_bytes: int = 0
 
     @property
     def word_limit(self) -> int:
@@ -58,17 +62,26 @@ class PeerLayout:
         return self.blocks + TURN_COUNT * self.size * BLOCK_PROGRAMS * self.region
 
     @property
-    def bytes(self) -> int:
+    def meetings(self) -> int:
         return self.flags + TURN_COUNT * self.size * BLOCK_PROGRAMS * 4
+
+    @property
+    def pieces(self) -> int:
+        return cdiv(self.meetings + TURN_COUNT * self.size * 4, _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @property
+    def bytes(self) -> int:
+        return self.pieces + TURN_COUNT * self.piece_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
     """One rank's view of all buffers, on its device unless noted.
 
-    bases: [size] int64, the address of each rank's buffer, which begins as zeros. word_calls [WORD_PROGRAMS] and
-    block_calls [BLOCK_PROGRAMS], int32, zeros at first. patience: [1] int64, nanoseconds. lost: [1] int32 in pinned
-    host memory, zero until a wait has timed out.
+    bases: [size] int64, the address of each rank's buffer, which begins as zeros. word_calls [WORD_PROGRAMS],
+    block_calls [BLOCK_PROGRAMS] and meeting_calls [1], int32, zeros at first. missed: [1] int32, whether the last
+    meeting timed out. patience: [1] int64, nanoseconds. lost: [1] int32 in pinned host memory, zero until a wait has
+    timed out.
     """
 
     rank: int
@@ -76,6 +89,8 @@ class Peers:
     bases: torch.Tensor
     word_calls: torch.Tensor
     block_calls: torch.Tensor
+    meeting_calls: torch.Tensor
+    missed: torch.Tensor
     patience: torch.Tensor
     lost: torch.Tensor
 
@@ -90,6 +105,8 @@ class Peers:
             torch.tensor(addresses, dtype=torch.int64, device=device),
             torch.zeros(WORD_PROGRAMS, dtype=torch.int32, device=device),
             torch.zeros(BLOCK_PROGRAMS, dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
             torch.tensor([int(patience_s * 1e9)], dtype=torch.int64, device=device),
             torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"),
         )
@@ -126,3 +143,15 @@ def still_waits(waits, until, patience, patience_ptr, lost_ptr, COMPILED: tl.con
     tl.store(lost_ptr, 1, mask=gives_up)
     tl.store(patience_ptr, 0, mask=gives_up)
     return waits & (not gives_up), until
+
+
+@triton.jit
+def wait_for_flag(flag_ptr, call, patience, patience_ptr, lost_ptr, COMPILED: tl.constexpr):
+    """Wait until a flag has reached `call`, after which the data before it may be read. Return whether it has."""
+    missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
+    waits = missing
+    until = tl.zeros([], tl.int64)
+    while waits:
+        missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
+        waits, until = still_waits(missing, until, patience, patience_ptr, lost_ptr, COMPILED)
+    return not missing

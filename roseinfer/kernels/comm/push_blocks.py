@@ -6,23 +6,11 @@ Every rank sends all its data to every other rank: for two ranks that is the min
 
 import torch
 
-from roseinfer.kernels.comm.peers import BLOCK_BYTES, BLOCK_PROGRAMS, Peers, pointer_to, read_bases, still_waits
+from roseinfer.kernels.comm.peers import BLOCK_BYTES, BLOCK_PROGRAMS, Peers, pointer_to, read_bases, wait_for_flag
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
 _KERNEL_WARPS = 8
-
-
-@triton.jit
-def _await(flag_ptr, call, patience, patience_ptr, lost_ptr, COMPILED: tl.constexpr):
-    """Wait until a flag has reached `call`, after which the data before it may be read. Return whether it has."""
-    missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
-    waits = missing
-    until = tl.zeros([], tl.int64)
-    while waits:
-        missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
-        waits, until = still_waits(missing, until, patience, patience_ptr, lost_ptr, COMPILED)
-    return not missing
 
 
 @triton.jit(do_not_specialize=["rounds"])
@@ -86,7 +74,7 @@ def push_blocks_kernel(
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             own = (bases[RANK] + flag + rank * PROGRAMS * 4).to(FLAG)
-            arrived = arrived & _await(own, call, patience, patience_ptr, lost_ptr, COMPILED)
+            arrived = arrived & wait_for_flag(own, call, patience, patience_ptr, lost_ptr, COMPILED)
     tl.debug_barrier()
 
     for round in range(rounds):
