@@ -79,7 +79,7 @@ class EngineInfo:
     `facts`: what building its runner found; their `startup_s` has the whole start as `engine`. `kv_cache`: format of K
     and V. `seed`: seeds the requests that name none. `prefix_caching`: prompts share cached prefixes. `ranks`:
     processes that share the model. `calibrated`: costs of its cost file; None without. `adapters`: LoRA adapters given
-    at the start; `Engine.adapters` has the present ones.
+    at the start; `Engine.adapters` has the present ones. `adapters_change`: clients may load and drop adapters.
     """
 
     model: str
@@ -93,6 +93,7 @@ class EngineInfo:
     ranks: int = 1
     calibrated: StepCost | None = None
     adapters: tuple[Adapter, ...] = ()
+    adapters_change: bool = False
 
 
 @dataclass(frozen=True, slots=True)

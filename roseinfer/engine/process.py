@@ -189,6 +189,7 @@ def _build_core(
         ranks=config.model.tensor_parallel_size,
         calibrated=calibrated_cost(options),
         adapters=() if adapters is None else tuple(adapters.names.adapters.values()),
+        adapters_change=config.adapters.lora_dir is not None,
     )
     return core, info
 

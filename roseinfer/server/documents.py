@@ -31,7 +31,8 @@ INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 _ERROR_TEXTS = {
     400: "a field is invalid or not supported, or the prompt is too long",
     401: "missing or wrong API key",
-    403: "the server has no API key, and Host or Origin is not allowed; see --allowed-hosts, --allowed-origins",
+    403: "the server has no API key, and Host or Origin is not allowed; see --allowed-hosts, --allowed-origins. Or "
+    "LoRA adapters are fixed; see --lora-dir",
     404: "unknown model",
     408: "the body arrived too slowly",
     413: "the body is too large or has too many values",

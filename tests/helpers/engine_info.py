@@ -27,6 +27,7 @@ _SMALL = EngineInfo(
     block_size=4,
     max_num_seqs=8,
     kv_cache="float32",
+    adapters_change=True,
     policy=PolicyTraits("slack", sheds=True, priorities=True),
 )
 

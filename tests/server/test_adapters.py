@@ -1,6 +1,7 @@
 """LoRA adapters of a server: named as models, loaded, replaced and dropped at run time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,18 @@ def test_too_many_loads_at_once(loaded: LiveServer, monkeypatch: pytest.MonkeyPa
     answer = loaded.post("/v1/lora_adapters", {"name": "x", "path": "verse"})
     assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_adapter_loads"
     assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_adapters_are_fixed_without_a_directory_for_more(loaded: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded.engine, "info", replace(loaded.engine.info, adapters_change=False))
+    for answer in (
+        loaded.post("/v1/lora_adapters", {"name": "bard", "path": "verse"}),
+        loaded.post(LOAD, {"lora_name": "bard", "lora_path": "verse"}),
+        loaded.http.delete("/v1/lora_adapters/poet"),
+        loaded.post(UNLOAD, {"lora_name": "poet"}),
+    ):
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == "adapters_fixed"
+    assert names(loaded) == ["fake", "poet"]
 
 
 def test_another_base_model(loaded: LiveServer) -> None:

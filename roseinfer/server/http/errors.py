@@ -170,6 +170,11 @@ def origin_not_allowed(origin: str) -> ApiError:
     return ApiError(403, message, type="permission_error", param="Origin", code="origin_not_allowed")
 
 
+def adapters_fixed() -> ApiError:
+    message = "LoRA adapters cannot be loaded or dropped while the server runs: start it with --lora-dir"
+    return ApiError(403, message, type="permission_error", code="adapters_fixed")
+
+
 def not_json(content_type: str) -> ApiError:
     """Return 415. The body is not read."""
     given = f"not {content_type[:100]!r}" if content_type else "but the header is missing"

@@ -11,7 +11,7 @@ from roseinfer.server.answer_shapes import AdapterCard, AdapterList, DeletedAdap
 from roseinfer.server.documents import docs
 from roseinfer.server.formats.schemas import LoadAdapterRequest, VllmLoadAdapterRequest, VllmUnloadAdapterRequest
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.http.errors import ApiError, bad_request
+from roseinfer.server.http.errors import ApiError, adapters_fixed, bad_request
 from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
@@ -79,7 +79,10 @@ def _card(adapter: Adapter, service: Service) -> dict[str, Any]:
 
 
 async def _put(models: ServedModels, service: Service, name: str, path: str) -> Adapter:
-    """Load an adapter. Raise `ApiError` 400 for a name in use, and what `Engine.put_adapter` raises."""
+    """Load an adapter. Raise `ApiError` 400 for a name in use, 403 without --lora-dir, and the errors of
+    `Engine.put_adapter`.
+    """
+    _check_change(service)
     if name in models.names:
         raise bad_request(f"the name {name[:100]!r} is a model's", "name")
     if any(name in other.adapters() for other in models.services if other is not service):
@@ -88,9 +91,15 @@ async def _put(models: ServedModels, service: Service, name: str, path: str) -> 
 
 
 async def _drop(models: ServedModels, name: str) -> None:
-    """Drop an adapter's name. Raise `ApiError` 404 for an unknown one."""
+    """Drop an adapter's name. Raise `ApiError` 404 for an unknown one, 403 without --lora-dir."""
     service = next((one for one in models.loaded() if name in one.adapters()), None)
     if service is None:
         message = f"there is no LoRA adapter {name[:100]!r}"
         raise ApiError(404, message, type="not_found_error", param="name", code="adapter_not_found")
+    _check_change(service)
     await service.backend.engine.drop_adapter(name)
+
+
+def _check_change(service: Service) -> None:
+    if not service.backend.engine.info.adapters_change:
+        raise adapters_fixed()
