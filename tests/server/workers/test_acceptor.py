@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -203,9 +204,10 @@ def test_connections_that_a_dead_worker_never_took_go_to_another(tmp_path: Path)
 def test_a_worker_without_descriptors_gets_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "FULL_PAUSE_S", 0.2)
+    monkeypatch.setattr(module, "FULL_PAUSE_S", 1000.0)
 
     async def scene(entrance: Entrance) -> None:
+        loop = asyncio.get_running_loop()
         first, second, *_ = entrance.workers
         entrance.acceptor.add(first)
         entrance.connect(1)
@@ -219,6 +221,7 @@ def test_a_worker_without_descriptors_gets_a_pause(
         async with asyncio.timeout(10):
             while second.receive() < 1:
                 await asyncio.sleep(0.001)
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + module.FULL_PAUSE_S)
         async with asyncio.timeout(10):
             while not first.taken:
                 entrance.connect(1)
