@@ -1,8 +1,8 @@
-"""Experts on a GPU, in 16 bits, in FP8 or in MXFP4.
+"""Experts on a GPU, in 16 bits, in FP8 or in four bits (MXFP4 and int4).
 
 For few tokens, programs take a slice of one expert for one token each. More tokens are sorted by expert and multiplied
 in tiles. In FP8 few tokens widen the weight in registers, and more are rounded to FP8 themselves, as in `fp8_matmul`.
-Weights in MXFP4 are always widened in registers.
+Weights in four bits are always widened in registers.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,8 @@ from roseinfer.quant.experts import expert_pieces, read_router, read_router_bias
 # Counters are allocated once for steps of up to so many tokens. Only an uncut prompt could be longer.
 MAX_TOKENS = 1 << 17
 # Reads the matrices of pieces, stacked in their order [rows, in], of codes the scales: [rows], or
-# [rows / 128, in / 128], and the biases [rows], if there are any.
+# [rows / 128, in / 128], and the biases [rows], if there are any. Or those of four bits,
+# as in `Stack`.
 Read = Callable[[Sequence[WeightPiece]], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 
 
@@ -55,6 +56,11 @@ class CudaExperts:
         self._arrived = _none_arrived(MAX_TOKENS, router.device)
         self._split: tuple[torch.Tensor, RouterTerms] | None = None  # with the norm's weight that they are for
 
+    @property
+    def four_bits(self) -> str:
+        """Format of the matrices in four bits, "mxfp4" or "int4"; empty without any."""
+        return next((stack.scaled_by for stack in (self._gate_up, self._down) if stack.has_four_bits), "")
+
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens = self._shape, x.shape[0]
         if tokens == 0:
@@ -77,8 +83,9 @@ class CudaExperts:
 
     def _many(self, norm: SkinnyNorm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens, codes = self._shape, x.shape[0], self._gate_up.has_codes
-        width, mxfp4 = self._down.columns, self._gate_up.is_mxfp4
-        config = choose_experts_config(tokens, shape.top_k, shape.count, width, codes=codes, mxfp4=mxfp4)
+        config = choose_experts_config(
+            tokens, shape.top_k, shape.count, self._down.columns, codes=codes, four_bits=self.four_bits
+        )
         rows: torch.Tensor | Fp8Rows
         if codes:
             rows = Fp8Rows.empty(tokens, shape.hidden, True, x.device)
@@ -118,10 +125,10 @@ def load_cuda_experts(
     check_device(build.device, build.dtype)
     router, router_bias = read_router(source, shape, names, build.dtype), read_router_bias(source, shape, names)
     gate_up, down = (_stacked(shape.count, *read(pieces)) for pieces in expert_pieces(source, shape, share, names))
-    if (gate_up.scales is None) != (down.scales is None):
+    if gate_up.has_codes != down.has_codes:
         name = names.down.format(0)
         raise UnsupportedModelError(f"{name}: experts of which only some matrices are in FP8 are not supported")
-    check_sizes(shape.hidden, share.width, codes=down.scales is not None)
+    check_sizes(shape.hidden, share.width, codes=down.has_codes)
     return CudaExperts(router, gate_up, down, shape, router_bias)
 
 

@@ -76,6 +76,14 @@ def packed(weight: Int4Weight) -> PackedInt4:
             f"a matrix of {rows} x {columns} in four bits is not supported: "
             f"{_MULTIPLE_COLUMNS} does not divide {columns}"
         )
+    return pack(weight.codes, *half_scales(weight))
+
+
+def half_scales(weight: Int4Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scales and shifts in float16: the matrix is scale * (code - 8) + shift.
+
+    Raises `UnsupportedModelError` for numbers beyond float16.
+    """
     wide = weight.scales.to(torch.float32)
     shifts = torch.zeros_like(wide) if weight.offsets is None else DEFAULT_ZERO * wide - weight.offsets
     least, most = ((shifts + step * wide).to(torch.float16) for step in (-DEFAULT_ZERO, MAX_CODE - DEFAULT_ZERO))
@@ -83,4 +91,4 @@ def packed(weight: Int4Weight) -> PackedInt4:
     finite = scales.isfinite() & shifts.isfinite() & least.isfinite() & most.isfinite()
     if not (finite & (scales != 0).logical_or(wide == 0)).all():
         raise UnsupportedModelError("weights in four bits and their scales have to be within the range of float16")
-    return pack(weight.codes, scales, shifts)
+    return scales, shifts

@@ -3,7 +3,7 @@
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, MAX_SCALE, halved
+from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, MAX_SCALE, reordered
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import WeightSource
 
@@ -26,4 +26,4 @@ def read_mxfp4(
     source.read(f"{name}{SCALES}", scales, shard=(experts, rows, blocks))
     if bool((scales == MAX_SCALE).any()):
         raise UnsupportedModelError(f"tensor {name}{SCALES} holds NaN")
-    return halved(stored).flatten(-2), scales
+    return reordered(stored).flatten(-2), scales

@@ -10,6 +10,8 @@ from roseinfer.kernels.common.clamped_swish import clamped_swish
 from roseinfer.kernels.common.mxfp4_codes import round_mxfp4
 from roseinfer.kernels.experts.few_tokens import ExpertWeights
 from roseinfer.kernels.linear.skinny import SkinnyNorm
+from roseinfer.quant.int4_experts import expert_codes
+from roseinfer.quant.int4_weight import Int4Weight
 
 
 def router_case(device: torch.device, tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def expert_weights(
     *,
     biased: bool = False,
 ) -> ExpertWeights:
-    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold, or in "mxfp4"."""
+    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold, "mxfp4" or "int4"."""
     if biased:
         found = expert_weights(device, experts, hidden, width, dtype, scaled)
         biases = torch.randn(experts, 2 * width), torch.randn(experts, hidden)
@@ -42,6 +44,15 @@ def expert_weights(
         return ExpertWeights(gate_up.to(dtype).to(device), down.to(dtype).to(device))
     if scaled == "mxfp4":
         (gate_up, gate_up_scales), (down, down_scales) = round_mxfp4(gate_up), round_mxfp4(down)
+        return ExpertWeights(*(part.to(device) for part in (gate_up, down, gate_up_scales, down_scales)))
+    if scaled == "int4":
+        rounded = [
+            Int4Weight.of(matrix.flatten(0, 1), matrix.shape[2] if matrix.shape[2] % 64 else 64)
+            for matrix in (gate_up, down)
+        ]
+        (gate_up, gate_up_scales), (down, down_scales) = (
+            [part.unflatten(0, (experts, -1)) for part in expert_codes(weight)] for weight in rounded
+        )
         return ExpertWeights(*(part.to(device) for part in (gate_up, down, gate_up_scales, down_scales)))
     codes = [(w * w.shape[2] ** 0.5 * 16).to(torch.float8_e4m3fn).to(device) for w in (gate_up, down)]
     shapes = [w.shape[:2] if scaled == "channel" else (w.shape[0], w.shape[1] // 128, w.shape[2] // 128) for w in codes]

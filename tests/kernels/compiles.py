@@ -148,7 +148,10 @@ def main(*, everything: bool) -> None:
     read_tiles("block", True, True)
     read_tiles("mxfp4", True, True)
     read_tiles("mxfp4", False, False)
+    read_tiles("int4", True, True)
+    read_tiles("int4", False, False)
     read_experts("mxfp4", 256, 4)
+    read_experts("int4", 256, 4)
     for padded, count in ((32, 128), (256, 64)):
         read_order(padded, count)
     read_delta("*bf16", "tf32")
@@ -322,7 +325,9 @@ def read_order(padded, chunks) -> None:
 
 def read_tiles(scales, weight_first, gathers) -> None:
     """Compile experts in tiles of 64 rows, with widths that end within a block unless they have codes."""
-    codes, width = ("*bf16", 200 if scales == "none" else 224) if scales in ("none", "mxfp4") else ("*fp8e4nv", 256)
+    four_bits = scales in ("mxfp4", "int4")
+    codes = "*bf16" if four_bits or scales == "none" else "*fp8e4nv"
+    width = {"none": 200, "mxfp4": 224}.get(scales, 256)
     constants = {
         "TOP_K": 3,
         "N": width,
@@ -343,9 +348,10 @@ def read_tiles(scales, weight_first, gathers) -> None:
     }
     block = f"tensordesc<{codes[1:]}[64, 128]>"
     pointers = dict.fromkeys(INTEGERS, "*i32") | {"weights_ptr": "*fp32", "w_blocks": block.replace("64", "128")}
-    if scales == "mxfp4":
-        pointers["w_blocks"] = "tensordesc<u8[128, 64]>"
-    else:
+    constants["GROUP"] = 32 if four_bits else 0
+    if four_bits:
+        pointers["w_blocks"] = "tensordesc<i32[128, 16]>"
+    if scales != "mxfp4":
         constants["bias_ptr"] = None
     pointers |= {"x": codes if gathers else block, "x_blocks": block, "h_ptr": codes}
     if gathers:
@@ -355,14 +361,14 @@ def read_tiles(scales, weight_first, gathers) -> None:
     scaled = ("x_scales_ptr", "w_scales_ptr", "h_scales_ptr")
     if scales == "none":
         constants |= dict.fromkeys(scaled)
-    elif scales == "mxfp4":
+    elif four_bits:
         constants |= dict.fromkeys(("x_scales_ptr", "h_scales_ptr"))
-        pointers["w_scales_ptr"] = "*u8"
+        pointers["w_scales_ptr"] = "*u8" if scales == "mxfp4" else "*i32"
     else:
         pointers |= dict.fromkeys(scaled, "*fp32")
     read(tile_kernels.gate_up_kernel, constants, pointers)
     read(tile_kernels.down_kernel, constants, pointers)
-    if gathers and scales != "mxfp4":
+    if gathers and not four_bits:
         scaled = dict.fromkeys(("scales_ptr", "out_scales_ptr"), "*fp32")
         groups = {"BLOCK": 128, "GROUPS": 0 if scales == "none" else 2}
         read(tile_kernels.spread_kernel, constants | groups, dict.fromkeys(INTEGERS, "*i32") | scaled)
@@ -397,6 +403,7 @@ def read_experts(scales, hidden, top_k) -> None:
         "NORMED": "codes" if hidden == 256 else "plain",
         "HAS_RESIDUAL": True,
         "SCALES": scales,
+        "SCALE_COLUMNS": 32,
         "COMPILED": True,
         "OVERLAP": True,
     }
@@ -405,8 +412,8 @@ def read_experts(scales, hidden, top_k) -> None:
     if top_k != 4:
         constants["bias_ptr"] = None
     pointers |= dict.fromkeys(("arrived_ptr", "ids_ptr"), "*i32")
-    if scales == "mxfp4":
-        pointers |= {"w_ptr": "*u8", "scales_ptr": "*u8"}
+    if scales in ("mxfp4", "int4"):
+        pointers |= {"w_ptr": "*u8", "scales_ptr": "*u8" if scales == "mxfp4" else "*i32"}
     elif scales != "none":
         pointers["w_ptr"] = "*fp8e4nv"
     elif constants["NORMED"] == "codes":

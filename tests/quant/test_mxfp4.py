@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from roseinfer.kernels.common.mxfp4_codes import halved, round_mxfp4, widen_mxfp4
+from roseinfer.kernels.common.mxfp4_codes import reordered, round_mxfp4, widen_mxfp4
 from tests.helpers.mxfp4_files import packed, unpacked
 
 
@@ -19,7 +19,7 @@ def every_byte_and_scale() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_byte_with_every_scale_is_exact(dtype: torch.dtype) -> None:
     stored, scales = every_byte_and_scale()
-    found = widen_mxfp4(halved(stored).flatten(-2), scales, dtype)
+    found = widen_mxfp4(reordered(stored).flatten(-2), scales, dtype)
     expected = torch.from_numpy(unpacked(stored.numpy(), scales.numpy())).to(dtype)
     assert torch.equal(found, expected)
     theirs = convert_moe_packed_tensors(stored[None].clone(), scales[None].clone(), dtype=dtype)
@@ -32,11 +32,13 @@ def test_a_scale_of_255_is_nan() -> None:
     assert found[:32].isnan().all() and found[32:].isfinite().all()
 
 
-def test_the_order_of_codes_is_that_of_gguf() -> None:
+def test_codes_of_gguf_in_the_order_of_checkpoints() -> None:
     raw = np.random.default_rng(0).integers(0, 256, (64, 17), dtype=np.uint8)
     raw[:, 0] = np.random.default_rng(1).integers(100, 150, 64)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.MXFP4)
-    found = widen_mxfp4(torch.from_numpy(raw[:, 1:].copy()), torch.from_numpy(raw[:, :1].copy()), torch.float32)
+    codes = np.concatenate((raw[:, 1:] & 15, raw[:, 1:] >> 4), 1)
+    stored = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
+    found = widen_mxfp4(reordered(stored), torch.from_numpy(raw[:, :1].copy()), torch.float32)
     assert torch.equal(found, torch.from_numpy(expected))
 
 

@@ -18,7 +18,7 @@ import torch
 
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
-from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, widen_mxfp4
+from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, codes_by_columns, widen_mxfp4
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 from roseinfer.kernels.experts.few_tokens_configs import FewConfig, choose_few_config
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
@@ -29,7 +29,7 @@ from roseinfer.kernels.linear.skinny import SkinnyNorm
 # Above this nearly all experts are read, and programs of one token each would read them repeatedly.
 MAX_TOKENS = 16
 # Columns of a load of 16 bytes.
-_GROUP_COLUMNS = {"none": 8, "channel": 16, "block": 16, "mxfp4": 32}
+_GROUP_COLUMNS = {"none": 8, "channel": 16, "block": 16, "mxfp4": 32, "int4": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ExpertWeights:
 
     gate_up: [E, 2 * I, H], each expert's gate, then its up. down: [E, H, I]. Both are bfloat16 or float16, or
     float8_e4m3fn with float32 scales to multiply by: [E, 2 * I] and [E, H] (channels), or [E, 2 * I / 128, H / 128] and
-    [E, H / 128, I / 128] (blocks; I and H are multiples of 128). In MXFP4 they are uint8, as in `Stack`; I and H are
-    multiples of 32. Biases: [E, 2 * I] and [E, H].
+    [E, H / 128, I / 128] (blocks; I and H are multiples of 128). In four bits they are as in `Stack`, both alike; I and
+    H are multiples of 32. Biases: [E, 2 * I] and [E, H].
     """
 
     gate_up: torch.Tensor
@@ -56,12 +56,16 @@ class ExpertWeights:
 
     @property
     def scaled(self) -> str:
-        """Unit with a scale of its own: "none", "channel" or "block"; or "mxfp4"."""
+        """Unit with a scale of its own: "none", "channel" or "block"; or "mxfp4" or "int4"."""
         if self.gate_up_scales is None:
             return "none"
-        if self.down.dtype is torch.uint8:
-            return "mxfp4"
+        if self.has_four_bits:
+            return "mxfp4" if self.gate_up_scales.dtype is torch.uint8 else "int4"
         return "channel" if self.gate_up_scales.ndim == 2 else "block"
+
+    @property
+    def has_four_bits(self) -> bool:
+        return self.gate_up.dtype is torch.uint8
 
     def widened(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return gate_up and down themselves in `dtype`."""
@@ -73,8 +77,17 @@ class ExpertWeights:
 def _widened(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     if scales is None:
         return weight
-    if weight.dtype is torch.uint8:
+    if scales.dtype is torch.uint8:
         return widen_mxfp4(weight, scales, torch.float32)
+    if weight.dtype is torch.uint8:
+        scale, shift = (
+            scales[..., None]
+            .view(torch.float16)
+            .float()
+            .repeat_interleave(scale_columns(2 * weight.shape[2], scales), 2)
+            .unbind(-1)
+        )
+        return (codes_by_columns(weight).flatten(-2).float() - 8) * scale + shift
     if scales.ndim == 2:
         return weight.float() * scales[:, :, None]
     return weight.float() * scales.repeat_interleave(SCALE_BLOCK, 1).repeat_interleave(SCALE_BLOCK, 2)
@@ -122,14 +135,14 @@ def few_pays(tokens: int, weights: ExpertWeights, top_k: int) -> bool:
 def few_supports(tokens: int, weights: ExpertWeights) -> bool:
     """Return True if `experts_few` supports so many tokens for these weights."""
     (count, hidden), width, matrices = weights.down.shape[:2], weights.width, (weights.gate_up, weights.down)
-    packed = 2 if weights.scaled == "mxfp4" else 1
+    packed = 2 if weights.has_four_bits else 1
     shapes = [(count, 2 * width, hidden // packed), (count, hidden, width // packed)]
     if not 1 <= tokens <= MAX_TOKENS or [matrix.shape for matrix in matrices] != shapes:
         return False
     if not all(matrix.is_contiguous() and matrix.data_ptr() % 16 == 0 for matrix in matrices):
         return False
-    if weights.scaled == "mxfp4":
-        return hidden % BLOCK_ELEMENTS == 0 and width % BLOCK_ELEMENTS == 0
+    if weights.has_four_bits:
+        return hidden % BLOCK_ELEMENTS == 0 and width % BLOCK_ELEMENTS == 0 and weights.down.dtype is torch.uint8
     if weights.scaled == "none":
         return weights.down.dtype in (torch.bfloat16, torch.float16) and hidden % 8 == 0 and width % 8 == 0
     multiple = SCALE_BLOCK if weights.scaled == "block" else 16
@@ -199,6 +212,7 @@ def experts_few(
         BLOCK_K=cut.block_k,
         LANES=lanes,
         TILES=cut.tiles,
+        SCALE_COLUMNS=scale_columns(hidden, weights.gate_up_scales),
         STAGES=cut.stages,
         ACTIVATION=activation,
         HAS_BIAS=weights.gate_up_bias is not None,
@@ -221,9 +235,15 @@ def experts_few(
         BLOCK_K=cut.block_k,
         AHEAD=min(cut.ahead, cdiv(inner, cut.block_k)),
         RENORMALISE=renormalise,
+        SCALE_COLUMNS=scale_columns(inner, weights.down_scales),
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=weights.down_bias is not None,
         num_warps=cut.warps,
         **common,
     )
     return out
+
+
+def scale_columns(columns: int, scales: torch.Tensor | None) -> int:
+    """Return how many of a row's columns share a scale. scales: [E, rows, groups]; all other forms have one."""
+    return columns if scales is None or scales.ndim < 3 else columns // scales.shape[2]

@@ -45,6 +45,10 @@ class FewConfig:
     evict_first: bool = False
 
 
+# For weights in four bits: outputs per tile of gate and up, and the columns of all experts of a token that a program of
+# down takes at once. For MXFP4 also programs of gate and up, and most tiles of one.
+_INT4_BLOCK_N, _MXFP4_BLOCK_N, _FOUR_BIT_COLUMNS = 16, 8, 4096
+_MXFP4_PROGRAMS, _MAX_MXFP4_TILES = 384, 3
 # For weights in 16 bits, and for codes: programs of gate and up that an H200 runs, and their fewest and most outputs
 # per tile.
 _PROGRAMS = 1024, 512
@@ -53,39 +57,32 @@ _BLOCK_N = (2, 4), (8, 16)
 _MAX_NARROW_TILES, _MAX_TILES = 6, 12
 
 
-# The largest blocks that divide a width of 2,880 have 64 columns. With masked ones of 1,024 a layer of gpt-oss-20b
-# takes 41 us for one token on an H200 instead of 65 (found by a random search; torch 2.11, Triton 3.6; 2026-11-27).
-_MXFP4_DOWN = DownConfig(8, ahead=1, block_k=1024)
-# Most tiles of a program of gate and up in MXFP4, each of the fewest outputs. With 8 lanes four tokens of gpt-oss-20b
-# take 100 us for a layer instead of 143 with twice as wide tiles and 16 lanes (2026-11-28).
-_MAX_MXFP4_TILES = 5
-
-
 def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: str) -> FewConfig:
     """Return the config for a layer of experts.
 
     A search at 1, 2, 4, 8 and 16 tokens of Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) found it to be
     the fastest or within 1% of it; 16 tokens in 16 bits are left to tiles. Other shapes follow the same rule.
     """
-    narrow, pairs, mxfp4 = scaled != "none", tokens * top_k, scaled == "mxfp4"
+    narrow, pairs = scaled != "none", tokens * top_k
+    if scaled in ("mxfp4", "int4"):
+        gate_up = _four_bit_gate_up(pairs, hidden, width, scaled)
+        return FewConfig(gate_up, _four_bit_down(top_k, width), evict_first=True)
     block_n, widest = _BLOCK_N[narrow]
     wanted = pairs * cdiv(width, block_n) // _PROGRAMS[narrow]
-    if mxfp4:
-        wanted = min(wanted, _MAX_MXFP4_TILES)
-    elif wanted > _MAX_NARROW_TILES:
+    if wanted > _MAX_NARROW_TILES:
         block_n, wanted = widest, wanted * block_n // widest
-    slices = cdiv(width, block_n)
-    tiles = max(1, min(_MAX_NARROW_TILES if tokens <= 8 else _MAX_TILES, wanted))
-    while slices % tiles:
-        tiles -= 1
-    # A width such as 2,880 leaves less of a smaller block empty.
-    widest_k, narrowest_k = (1024, 512) if mxfp4 else (2048, 128)
-    across = min(widest_k, max(narrowest_k, next_power_of_2(hidden)))
+    tiles = _divisor(cdiv(width, block_n), min(_MAX_NARROW_TILES if tokens <= 8 else _MAX_TILES, wanted))
+    across, lanes = min(2048, max(128, next_power_of_2(hidden))), 8 if narrow else 32
     return FewConfig(
-        GateUpConfig(block_n, tiles, block_k=across, lanes=8 if narrow else 32),
-        _MXFP4_DOWN if mxfp4 else _choose_down(tokens, pairs, top_k, width, narrow),
+        GateUpConfig(block_n, tiles, block_k=across, lanes=lanes),
+        _choose_down(tokens, pairs, top_k, width, narrow),
         evict_first=True,
     )
+
+
+def _divisor(whole: int, most: int) -> int:
+    """Return the largest divisor of `whole` up to `most`, or 1."""
+    return next(number for number in range(max(1, most), 0, -1) if whole % number == 0)
 
 
 def _choose_down(tokens: int, pairs: int, top_k: int, width: int, narrow: bool) -> DownConfig:
@@ -98,3 +95,29 @@ def _choose_down(tokens: int, pairs: int, top_k: int, width: int, narrow: bool) 
     if not narrow:
         return DownConfig(4, ahead=2, block_k=along)
     return DownConfig(8, ahead=3 if tokens == 1 else 1 if pairs >= 128 else 2, block_k=along)
+
+
+def _four_bit_gate_up(pairs: int, hidden: int, width: int, scaled: str) -> GateUpConfig:
+    """Return how gate and up are divided for weights in four bits.
+
+    Of five divisions at 1, 2, 4 and 8 tokens of gpt-oss-20b's shape, and in int4 also of Qwen3-30B-A3B's, it is the
+    fastest or within 6% of it (H200, torch 2.11, Triton 3.6; 2026-11-28). A width such as 2,880 leaves less of a
+    smaller block of columns empty.
+    """
+    across = min(1024, max(512, next_power_of_2(hidden)))
+    if scaled == "int4":
+        return GateUpConfig(_INT4_BLOCK_N, 1, block_k=across, lanes=8)
+    slices = cdiv(width, _MXFP4_BLOCK_N)
+    tiles = _divisor(slices, min(_MAX_MXFP4_TILES, pairs * slices // _MXFP4_PROGRAMS))
+    return GateUpConfig(_MXFP4_BLOCK_N, tiles, block_k=across, lanes=8)
+
+
+def _four_bit_down(top_k: int, width: int) -> DownConfig:
+    """Return how down is divided for weights in four bits.
+
+    The largest blocks that divide a width of 2,880 have 64 columns, so blocks may be masked.
+    """
+    along = _FOUR_BIT_COLUMNS // next_power_of_2(top_k)
+    if width % along and width % (along // 2) == 0:
+        along //= 2
+    return DownConfig(8, ahead=1, block_k=along)

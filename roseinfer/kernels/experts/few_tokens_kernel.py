@@ -1,12 +1,15 @@
 """Triton kernels of `experts_few`.
 
 A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
-float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`), or 32 in MXFP4, which become twice 16 in FP8. The
-place is the last dimension of tensors. Of the other dimensions, Triton gives neighbours in the first one to
-neighbouring threads, until all 32 of a warp have work.
+float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`), or 32 in four bits. Those of MXFP4 become twice 16
+in FP8, those of int4 are multiplied as float16 (`int4_weights`). The place is the last dimension of tensors. Of the
+other dimensions, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have work.
+
+SCALE_COLUMNS: columns in four bits that share a scale.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.experts.int4_weights import multiply_blocks, prepare_blocks
 from roseinfer.kernels.experts.logit_order import expert_at, first_experts
 from roseinfer.kernels.experts.mxfp4_weights import fp8_codes, fp8_factors
 from roseinfer.kernels.linear.activation import activate_gated
@@ -48,9 +51,20 @@ def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def _products(w, x, factors, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+def _prepared_32(low, high, later_low, later_high, SCALES: tl.constexpr, COMPILED: tl.constexpr):
+    """Return the factors for `_products` of 32 columns."""
+    if SCALES == "int4":
+        return prepare_blocks(low, high, later_low, later_high, COMPILED)
+    else:
+        return narrow(low, high, COMPILED, True) + narrow(later_low, later_high, COMPILED, True)
+
+
+@triton.jit
+def _products(w, x, factors, GROUP: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr):
     """Return the sums over each group times `factors`, float32."""
-    if GROUP == 32:
+    if SCALES == "int4":
+        return multiply_blocks(w, factors, x, COMPILED)
+    elif GROUP == 32:
         low, high = fp8_codes(w, COMPILED)
         return (multiply(low, x[0], x[1], COMPILED) * x[2] + multiply(high, x[3], x[4], COMPILED) * x[5]) * factors
     elif GROUP == 16:
@@ -84,9 +98,20 @@ def _read_w(
 def _laid_out(x, GROUP: tl.constexpr):
     """Return the result of `_prepared` for [lanes, 1, groups] as [lanes, 1, groups, 1]."""
     if GROUP > 8:
-        return tl.expand_dims(x[0], 3), tl.expand_dims(x[1], 3), tl.expand_dims(x[2], 3)
+        result = ()
+        for i in tl.static_range(len(x)):
+            result += (tl.expand_dims(x[i], 3),)
+        return result
     else:
         return tl.expand_dims(x[0], 3), 1.0, 1.0
+
+
+@triton.jit
+def _factors_of(scales, SCALES: tl.constexpr):
+    if SCALES == "mxfp4":
+        return fp8_factors(scales)
+    else:
+        return scales
 
 
 @triton.jit
@@ -114,6 +139,7 @@ def gate_up_kernel(
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALES: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -125,7 +151,7 @@ def gate_up_kernel(
     x is older than the logits: their kernel lets this one start when all earlier kernels are done. So x is read before
     the wait. The load bypasses the L1 cache, which may hold older data.
     """
-    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" else 16 if SCALES != "none" else 8
+    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" or SCALES == "int4" else 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
     MASKED: tl.constexpr = H % BLOCK_K != 0
     FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups per lane
@@ -139,12 +165,14 @@ def gate_up_kernel(
         columns = chunk * (BLOCK_K // GROUP) + group
         low, high = _read_x(x_ptr + token * stride_x, columns, columns < H // GROUP, MASKED, GROUP)
         low_gain, high_gain = _read_x(norm_ptr, columns, columns < H // GROUP, MASKED, GROUP)
-        x = _laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP)
+        low, high = low * low_gain, high * high_gain
         if GROUP == 32:
-            low, high = _read_x(x_ptr + token * stride_x + 16, columns, columns < H // GROUP, MASKED, GROUP)
+            later, last = _read_x(x_ptr + token * stride_x + 16, columns, columns < H // GROUP, MASKED, GROUP)
             low_gain, high_gain = _read_x(norm_ptr + 16, columns, columns < H // GROUP, MASKED, GROUP)
-            x += _laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP)
-        xs += (x,)
+            x = _prepared_32(low, high, later * low_gain, last * high_gain, SCALES, COMPILED)
+        else:
+            x = _prepared(low, high, GROUP, COMPILED)
+        xs += (_laid_out(x, GROUP),)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         # The next kernel may start, as the logits are complete.
@@ -174,10 +202,10 @@ def gate_up_kernel(
                 gates = tl.load(at, mask=block < H // 128, other=0.0)[None, None, :, None]
                 ups = tl.load(at + up, mask=block < H // 128, other=0.0)[None, None, :, None]
                 factors = tl.where(is_up, ups, gates)
-            elif SCALES == "mxfp4":
-                at = scales_ptr + rows[None, :, None, :] * (H // 32) + groups
-                factors = fp8_factors(tl.load(at, mask=inside, other=0))
-            sums += _products(w, xs[chunk], factors, GROUP, COMPILED)
+            elif GROUP == 32:
+                at = scales_ptr + rows[None, :, None, :] * (H // SCALE_COLUMNS) + groups * 32 // SCALE_COLUMNS
+                factors = _factors_of(tl.load(at, mask=inside, other=0), SCALES)
+            sums += _products(w, xs[chunk], factors, GROUP, SCALES, COMPILED)
         sums = tl.reshape(tl.permute(sums, (3, 1, 0, 2)), [FAR_ROWS, NEAR_ROWS, LANES * FAR])
         result = tl.reshape(tl.sum(sums, 2), [2 * BLOCK_N]) * rstd
         if SCALES == "channel":
@@ -195,12 +223,14 @@ def gate_up_kernel(
 
 
 @triton.jit
-def _scales_of(scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr):
+def _scales_of(
+    scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr, SCALE_COLUMNS: tl.constexpr
+):
     """Return pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its
     first.
     """
-    if SCALES == "mxfp4":
-        return scales_ptr + (experts * H + n[None, None, :]) * (WIDTH // 32)
+    if SCALES == "mxfp4" or SCALES == "int4":
+        return scales_ptr + (experts * H + n[None, None, :]) * (WIDTH // SCALE_COLUMNS)
     elif SCALES == "block":
         return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
     else:
@@ -215,7 +245,8 @@ def _within(groups, place, TOP_K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.c
 @triton.jit
 def _read_down(
     w_ptr, scales, rows, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Load a chunk of the columns of rows of a token's experts, and the scales of its groups."""
     MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
@@ -227,26 +258,26 @@ def _read_down(
         factors = tl.load(scales + groups // 8, mask=inside, other=0.0)
     elif SCALES == "block":
         factors = tl.load(scales + groups // 8)
-    elif SCALES == "mxfp4":
-        factors = fp8_factors(tl.load(scales + groups, mask=inside, other=0))
+    elif GROUP == 32:
+        factors = _factors_of(tl.load(scales + groups * 32 // SCALE_COLUMNS, mask=inside, other=0), SCALES)
     return w, factors
 
 
 @triton.jit
 def _read_hidden(
     rows, shares, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Load the same columns of the input of a token's experts, each multiplied by its expert's weight."""
     groups = _groups(chunk, BLOCK_K, GROUP)
     inside = _within(groups, place, TOP_K, WIDTH, GROUP)
     MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
     low, high = _read_x(rows, groups, inside, MASKED, GROUP)
-    x = _prepared(low * shares, high * shares, GROUP, COMPILED)
     if GROUP == 32:
-        low, high = _read_x(rows + 16, groups, inside, MASKED, GROUP)
-        x += _prepared(low * shares, high * shares, GROUP, COMPILED)
-    return x
+        later, last = _read_x(rows + 16, groups, inside, MASKED, GROUP)
+        return _prepared_32(low * shares, high * shares, later * shares, last * shares, SCALES, COMPILED)
+    else:
+        return _prepared(low * shares, high * shares, GROUP, COMPILED)
 
 
 @triton.jit
@@ -274,6 +305,7 @@ def down_kernel(
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALES: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -282,7 +314,7 @@ def down_kernel(
     It takes BLOCK_K columns at a time. The logits are older than the hidden layers, whose kernel lets this one start
     once the logits are there. So the first AHEAD chunks of columns are read before the wait.
     """
-    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" else 16 if SCALES != "none" else 8
+    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" or SCALES == "int4" else 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -294,11 +326,12 @@ def down_kernel(
     place = tl.arange(0, K_PAD)[None, :, None]
     scales = scales_ptr
     if SCALES != "none":
-        scales = _scales_of(scales_ptr, experts.to(tl.int64)[None, :, None], n, H, WIDTH, SCALES)
+        scales = _scales_of(scales_ptr, experts.to(tl.int64)[None, :, None], n, H, WIDTH, SCALES, SCALE_COLUMNS)
     ahead = ()
     for chunk in tl.static_range(AHEAD):
         ahead += (_read_down(
-            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
+            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES,
+            SCALE_COLUMNS, COMPILED,
         ),)  # fmt: skip
     if SCALES == "channel":
         row_scales = tl.load(scales)
@@ -313,14 +346,15 @@ def down_kernel(
     shares = shares[None, :, None, None]
     sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
     for chunk in tl.static_range(AHEAD):
-        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
-        sums += _products(ahead[chunk][0], x, ahead[chunk][1], GROUP, COMPILED)
+        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
+        sums += _products(ahead[chunk][0], x, ahead[chunk][1], GROUP, SCALES, COMPILED)
     for chunk in tl.range(AHEAD, CHUNKS):
-        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
+        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
         w, factors = _read_down(
-            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
+            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES,
+            SCALE_COLUMNS, COMPILED,
         )  # fmt: skip
-        sums += _products(w, x, factors, GROUP, COMPILED)
+        sums += _products(w, x, factors, GROUP, SCALES, COMPILED)
     if SCALES == "channel":
         sums *= row_scales
     result += tl.sum(tl.sum(sums, 0), 0)

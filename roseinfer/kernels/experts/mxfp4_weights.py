@@ -5,6 +5,7 @@ format it is the same number times a power of two, also where the exponent is 0:
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.experts.code_order import codes_of_words, columns_of, columns_of_pairs, pair_of
 
 
 @triton.jit
@@ -36,72 +37,56 @@ def fp8_codes(w, COMPILED: tl.constexpr):
 
 @triton.jit
 def _numbers(codes):
-    """Return codes [..] of uint8 as float32, by way of float16, whose bias is 15 instead of 1."""
+    """Return the codes in the low four bits as float32, by way of float16, whose bias is 15 instead of 1."""
     wide = codes.to(tl.int16)
     bits = ((wide & 8) << 12) | ((wide & 7) << 9)
     return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
 
 
-@triton.jit
-def _pairs_of_bytes(codes, factors):
-    """Return the codes in the low and in the high bits of bytes, times `factors`, all bfloat16.
+def _assembly() -> str:
+    """Return the widening of a word ($4) to four pairs of bfloat16, times a pair of factors ($5).
 
-    The bits of a byte are copied to both bytes of a number of 16 bits, so that a shift moves sign or magnitude to their
-    places. The product by 2^126 then corrects the exponent's bias.
+    The codes of a pair are 16 bits apart. The product by 2^126 corrects the exponent's bias.
     """
+    lines = [".reg .b32 power, sign, pair;", "mov.b32 power, 0x7E807E80;"]
+    for number in range(4):
+        up = 6 - 4 * number
+        lines.append(f"shl.b32 sign, $4, {12 - 4 * number};")
+        lines.append("and.b32 sign, sign, 0x80008000;")
+        lines.append(f"shl.b32 pair, $4, {up};" if up > 0 else f"shr.u32 pair, $4, {-up};")
+        lines.append("lop3.b32 pair, pair, 0x01C001C0, sign, 0xea;")  # pair & mask | sign
+        lines.append("mul.rn.bf16x2 pair, pair, power;")
+        lines.append(f"mul.rn.bf16x2 ${number}, pair, $5;")
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+_ASSEMBLY = tl.constexpr(_assembly())
+
+
+@triton.jit
+def _pairs_of_words(words, factors):
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 bytes, sign, number, power;
-        mov.b32 power, 0x7E807E80;
-        prmt.b32 bytes, $4, 0, 0x1100;
-        shl.b32 sign, bytes, 4;
-        and.b32 sign, sign, 0x80008000;
-        shl.b32 number, bytes, 6;
-        and.b32 number, number, 0x01C001C0;
-        or.b32 number, number, sign;
-        mul.rn.bf16x2 number, number, power;
-        mul.rn.bf16x2 $0, number, $5;
-        and.b32 sign, bytes, 0x80008000;
-        shl.b32 number, bytes, 2;
-        and.b32 number, number, 0x01C001C0;
-        or.b32 number, number, sign;
-        mul.rn.bf16x2 number, number, power;
-        mul.rn.bf16x2 $2, number, $5;
-        prmt.b32 bytes, $4, 0, 0x3322;
-        shl.b32 sign, bytes, 4;
-        and.b32 sign, sign, 0x80008000;
-        shl.b32 number, bytes, 6;
-        and.b32 number, number, 0x01C001C0;
-        or.b32 number, number, sign;
-        mul.rn.bf16x2 number, number, power;
-        mul.rn.bf16x2 $1, number, $6;
-        and.b32 sign, bytes, 0x80008000;
-        shl.b32 number, bytes, 2;
-        and.b32 number, number, 0x01C001C0;
-        or.b32 number, number, sign;
-        mul.rn.bf16x2 number, number, power;
-        mul.rn.bf16x2 $3, number, $6;
-        }""",
-        "=&r,=&r,=&r,=&r,r,r,r",
-        [codes, factors],
-        dtype=(tl.bfloat16, tl.bfloat16),
+        _ASSEMBLY,
+        "=&r,=&r,=&r,=&r,r,r",
+        [words, factors],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=True,
-        pack=4,
+        pack=1,
     )
 
 
 @triton.jit
-def widened(codes, scales, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
-    """Return the numbers [N, K] in 16 bits of codes [N, K / 2] and scales [N, K / 32], both uint8.
+def widened(words, scales, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
+    """Return the numbers [N, K] in 16 bits of codes in words [N, K / 8] int32, and scales [N, K / 32] uint8.
 
     The interpreter, which computes no products in bfloat16, is why float16 is possible.
     """
-    N: tl.constexpr = codes.shape[0]
-    BLOCKS: tl.constexpr = scales.shape[1]
-    factors = scale_factors(scales)[:, :, None]
-    codes = tl.reshape(codes, [N, BLOCKS, 16])
-    if COMPILED and tl.bfloat16 == DTYPE:
-        low, high = _pairs_of_bytes(codes, tl.broadcast_to(factors.to(tl.bfloat16), [N, BLOCKS, 16]))
+    factors = scale_factors(scales)
+    if COMPILED:
+        words = tl.reshape(words, [words.shape[0], scales.shape[1], 4])
+        pairs = tl.broadcast_to(pair_of(factors.to(tl.bfloat16))[:, :, None], words.shape)
+        x0, x1, x2, x3 = _pairs_of_words(words, pairs)
+        return columns_of_pairs(x0, x1, x2, x3, tl.bfloat16).to(DTYPE)
     else:
-        low, high = (_numbers(codes) * factors).to(DTYPE), (_numbers(codes >> 4) * factors).to(DTYPE)
-    return tl.reshape(tl.permute(tl.join(low, high), (0, 1, 3, 2)), [N, BLOCKS * 32])
+        codes, factors = codes_of_words(words), factors[:, :, None, None, None]
+        return columns_of((_numbers(codes) * factors).to(DTYPE), (_numbers(codes >> 16) * factors).to(DTYPE))

@@ -5,11 +5,13 @@ matrix units (`WEIGHT_FIRST`), so that they do not leave them idle. A tile may e
 are computed and not written.
 
 SCALES: "none" for weights in 16 bits. With codes of 8 bits both factors are codes. Each row of the input has a scale
-for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel"). "mxfp4":
-the weight is decoded to the input's 16 bits.
+for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel"). "mxfp4"
+and "int4": the weight has four bits, which are widened to the input's 16. GROUP: columns in int4 that share a scale.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.experts.int4_weights import read_scales
+from roseinfer.kernels.experts.int4_weights import widened as widened_int4
 from roseinfer.kernels.experts.mxfp4_weights import widened
 from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
@@ -18,7 +20,7 @@ from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
 @triton.jit
 def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
     """Return sums + x @ w.T, for codes times `scale` [rows of x]; sums are transposed if WEIGHT_FIRST."""
-    if SCALES == "none" or SCALES == "mxfp4":
+    if SCALES != "channel" and SCALES != "block":
         if WEIGHT_FIRST:
             return tl.dot(w, tl.trans(x), sums)
         else:
@@ -31,8 +33,8 @@ def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.const
 
 @triton.jit
 def _read_w(
-    w_blocks, scales_ptr, row, k, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCALES: tl.constexpr, DTYPE: tl.constexpr, COMPILED: tl.constexpr,
+    w_blocks, scales_ptr, row, k, rows, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALES: tl.constexpr, DTYPE: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Return a block of the weight as `_add_product` takes it, from row `row` and column k on. rows: left of the
     expert's.
@@ -41,7 +43,11 @@ def _read_w(
         n, group = tl.arange(0, BLOCK_N), k // 32 + tl.arange(0, BLOCK_K // 32)
         inside = (n < rows)[:, None] & (group < K // 32)[None, :]
         scales = tl.load(scales_ptr + (row + n)[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
-        return widened(w_blocks.load([row, k // 2]), scales, DTYPE, COMPILED)
+        return widened(w_blocks.load([row, k // 8]), scales, DTYPE, COMPILED)
+    elif SCALES == "int4":
+        n = row + tl.minimum(tl.arange(0, BLOCK_N), rows - 1)
+        scales = read_scales(scales_ptr, n, k, K, GROUP, BLOCK_K)
+        return widened_int4(w_blocks.load([row, k // 8]), scales, DTYPE, COMPILED)
     else:
         return w_blocks.load([row, k])
 
@@ -92,6 +98,7 @@ def gate_up_kernel(
     TOP_K: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -119,14 +126,14 @@ def gate_up_kernel(
         if HALVES and end - first <= BLOCK_M // 2:
             _gate_up_tile(
                 x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end,
-                first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES,
-                SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
+                first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, GROUP, BLOCK_M // 2, BLOCK_N, BLOCK_K,
+                STAGES, SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
             )  # fmt: skip
         else:
             _gate_up_tile(
                 x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end,
-                first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-                SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
+                first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, GROUP, BLOCK_M, BLOCK_N, BLOCK_K,
+                STAGES, SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
             )  # fmt: skip
 
 
@@ -134,9 +141,9 @@ def gate_up_kernel(
 def _gate_up_tile(
     x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
     x_stride, x_scale_stride, h_scale_stride, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHT_FIRST: tl.constexpr, GATHER: tl.constexpr,
-    COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SCALES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    GATHER: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.arange(0, BLOCK_M)
     there = row < end
@@ -145,6 +152,7 @@ def _gate_up_tile(
         source = tl.load(pairs_ptr + row, mask=there, other=0) // TOP_K
     column = tl.arange(0, BLOCK_K)
     gate_row = expert * (2 * N) + first_n
+    up_row = gate_row + N
     HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
     WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
     gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
@@ -159,16 +167,16 @@ def _gate_up_tile(
         else:
             rows = x.load([first, k])
         gate_w = _read_w(
-            w_blocks, w_scales_ptr, gate_row, k, N - first_n, K, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
+            w_blocks, w_scales_ptr, gate_row, k, N - first_n, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
         )
         up_w = _read_w(
-            w_blocks, w_scales_ptr, gate_row + N, k, N - first_n, K, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
+            w_blocks, w_scales_ptr, up_row, k, N - first_n, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
         )
         scale = 1.0
-        if SCALES != "none" and SCALES != "mxfp4":
+        if SCALES == "channel" or SCALES == "block":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
         gate_scale = scale * _of_block(w_scales_ptr, gate_row, step, BLOCK_K, K, SCALES)
-        up_scale = scale * _of_block(w_scales_ptr, gate_row + N, step, BLOCK_K, K, SCALES)
+        up_scale = scale * _of_block(w_scales_ptr, up_row, step, BLOCK_K, K, SCALES)
         gate = _add_product(gate, rows, gate_w, gate_scale, SCALES, WEIGHT_FIRST)
         up = _add_product(up, rows, up_w, up_scale, SCALES, WEIGHT_FIRST)
     if OVERLAP:
@@ -182,7 +190,7 @@ def _gate_up_tile(
         gate += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + N, mask=inside, other=0.0).to(tl.float32)[None, :]
     h = activate_gated(gate, up, ACTIVATION)
-    if SCALES != "none" and SCALES != "mxfp4":
+    if SCALES == "channel" or SCALES == "block":
         largest = scale_of(tl.max(tl.abs(h), 1))
         tl.store(h_scales_ptr + first_n // 128 * h_scale_stride + row, largest, mask=there)
         h = code_of(h, largest[:, None])
@@ -206,6 +214,7 @@ def down_kernel(
     x_scale_stride,
     N: tl.constexpr,
     K: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -225,22 +234,22 @@ def down_kernel(
         if HALVES and end - first <= BLOCK_M // 2:
             _down_tile(
                 half_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert,
-                first, end, first_n, x_scale_stride, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, HAS_BIAS,
-                WEIGHT_FIRST, COMPILED, OVERLAP,
+                first, end, first_n, x_scale_stride, N, K, GROUP, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES,
+                HAS_BIAS, WEIGHT_FIRST, COMPILED, OVERLAP,
             )  # fmt: skip
         else:
             _down_tile(
                 x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert,
-                first, end, first_n, x_scale_stride, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, HAS_BIAS,
-                WEIGHT_FIRST, COMPILED, OVERLAP,
+                first, end, first_n, x_scale_stride, N, K, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES,
+                HAS_BIAS, WEIGHT_FIRST, COMPILED, OVERLAP,
             )  # fmt: skip
 
 
 @triton.jit
 def _down_tile(
     x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
-    first_n, x_scale_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    first_n, x_scale_stride, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.arange(0, BLOCK_M)
@@ -252,9 +261,11 @@ def _down_tile(
     for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
         k = step * BLOCK_K
         x = x_blocks.load([first, k])
-        w = _read_w(w_blocks, w_scales_ptr, w_row, k, N - first_n, K, BLOCK_N, BLOCK_K, SCALES, x.dtype, COMPILED)
+        w = _read_w(
+            w_blocks, w_scales_ptr, w_row, k, N - first_n, K, GROUP, BLOCK_N, BLOCK_K, SCALES, x.dtype, COMPILED
+        )
         scale = 1.0
-        if SCALES != "none" and SCALES != "mxfp4":
+        if SCALES == "channel" or SCALES == "block":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)
             scale *= _of_block(w_scales_ptr, w_row, step, BLOCK_K, K, SCALES)
         sums = _add_product(sums, x, w, scale, SCALES, WEIGHT_FIRST)

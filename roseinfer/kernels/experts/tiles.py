@@ -33,8 +33,9 @@ class Stack(NamedTuple):
 
     weights: [E, N, K], contiguous, at a multiple of 16 bytes, bfloat16 or float16, or codes (float8_e4m3fn). scales:
     float32, contiguous: [E, N] or [E, N / 128, K / 128] for codes; else None. K is a multiple of 8; with codes, of 128,
-    as is N if blocks have scales. MXFP4 is codes [E, N, K / 2] and scales [E, N, K / 32] of uint8, in the order of
-    `mxfp4_codes`. bias: [E, N], contiguous.
+    as is N if blocks have scales. Four bits are uint8 [E, N, K / 2] in the order of `mxfp4_codes`, with K a multiple of
+    32. In MXFP4 scales are uint8 [E, N, K / 32], and in int4 words of a scale and a shift, int32 [E, N, K / group], for
+    groups of 32, 64, 128 or K columns. bias: [E, N], contiguous.
     """
 
     weights: torch.Tensor
@@ -45,29 +46,35 @@ class Stack(NamedTuple):
     def scaled_by(self) -> str:
         if self.scales is None:
             return "none"
-        if self.is_mxfp4:
-            return "mxfp4"
+        if self.has_four_bits:
+            return "mxfp4" if self.scales.dtype is torch.uint8 else "int4"
         return "block" if self.scales.ndim == 3 else "channel"
 
     @property
-    def is_mxfp4(self) -> bool:
+    def has_four_bits(self) -> bool:
         return self.weights.dtype is torch.uint8
 
     @property
     def has_codes(self) -> bool:
         """True for codes of 8 bits, by which codes are multiplied."""
-        return self.scales is not None and not self.is_mxfp4
+        return self.weights.dtype is CODES
 
     @property
     def columns(self) -> int:
         """K, the inputs of the matrix."""
-        return self.weights.shape[2] * (2 if self.is_mxfp4 else 1)
+        return self.weights.shape[2] * (2 if self.has_four_bits else 1)
+
+    @property
+    def group(self) -> int:
+        """Number of columns in four bits that share a scale; 0 for other matrices."""
+        return self.columns // self.scales.shape[2] if self.has_four_bits and self.scales is not None else 0
 
     def blocks(self, cut: ProductConfig) -> object:
         """Return a descriptor for the copy engine."""
-        experts, outs, columns = self.weights.shape
-        block_k = cut.block_k // 2 if self.is_mxfp4 else cut.block_k
-        return tensor_descriptor(self.weights.view(experts * outs, columns), cut.block_n, block_k)
+        matrix = self.weights.flatten(0, 1)
+        if self.has_four_bits:
+            return tensor_descriptor(matrix.view(torch.int32), cut.block_n, cut.block_k // 8)
+        return tensor_descriptor(matrix, cut.block_n, cut.block_k)
 
 
 def gate_up_product(
@@ -91,7 +98,7 @@ def gate_up_product(
         assert width % SCALE_BLOCK == 0 and cut.block_n == SCALE_BLOCK
         h = Fp8Rows.empty(pairs, width, True, codes.device)
     h_codes, h_scales = _codes(h)
-    gate_up_kernel[_grid(width, columns * 2, gate_up, order, cut)](
+    gate_up_kernel[_grid(width, 2, gate_up, order, cut)](
         tensor_descriptor(codes, config.tile, cut.block_k) if config.spread else codes,
         scales,
         gate_up.blocks(cut),
@@ -108,6 +115,7 @@ def gate_up_product(
         TOP_K=top_k,
         N=width,
         K=columns,
+        GROUP=gate_up.group,
         BLOCK_M=config.tile,
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
@@ -143,7 +151,7 @@ def down_product(
     _check(down, codes, cut, config)
     assert weights.dtype == torch.float32 and weights.is_contiguous() and weights.numel() == pairs
     out = torch.empty((pairs, outs), dtype=dtype, device=codes.device)
-    down_kernel[_grid(outs, columns, down, order, cut)](
+    down_kernel[_grid(outs, 1, down, order, cut)](
         tensor_descriptor(codes, config.tile, cut.block_k),
         tensor_descriptor(codes, config.tile // 2, cut.block_k) if config.halves else None,
         scales,
@@ -158,6 +166,7 @@ def down_product(
         0 if scales is None else scales.stride(1),
         N=outs,
         K=columns,
+        GROUP=down.group,
         BLOCK_M=config.tile,
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
@@ -235,17 +244,18 @@ def _codes(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.Tensor | None
 def _check(stack: Stack, x: torch.Tensor, cut: ProductConfig, config: ExpertsConfig) -> None:
     columns = stack.columns
     assert x.shape[1] == columns and x.stride(1) == 1
-    assert x.dtype == stack.weights.dtype or stack.is_mxfp4
+    assert x.dtype == stack.weights.dtype or stack.has_four_bits
     assert config.tile >= (16 if config.weight_first else 64) and columns % 8 == 0
-    if stack.is_mxfp4:
+    if stack.has_four_bits:
         assert columns % BLOCK_ELEMENTS == 0 and cut.block_k % BLOCK_ELEMENTS == 0
     elif stack.scales is not None:
         assert columns % SCALE_BLOCK == 0 and cut.block_k == SCALE_BLOCK and cut.block_n <= SCALE_BLOCK
         assert stack.scaled_by == "channel" or stack.weights.shape[1] % SCALE_BLOCK == 0
 
 
-def _grid(outs: int, columns: int, stack: Stack, order: Order, cut: ProductConfig) -> tuple[int, int, int]:
-    """Return the grid of a product. columns: those of the weight that a program reads for each of its outputs."""
+def _grid(outs: int, matrices: int, stack: Stack, order: Order, cut: ProductConfig) -> tuple[int, int, int]:
+    """Return the grid of a product. matrices: from how many a program reads a row for each of its outputs."""
     blocks = cdiv(outs, cut.block_n)
-    together = min(blocks, max(1, _SHARED_BYTES // (cut.block_n * columns * stack.weights.element_size())))
+    row_bytes = matrices * stack.weights.stride(1) * stack.weights.element_size()
+    together = min(blocks, max(1, _SHARED_BYTES // (cut.block_n * row_bytes)))
     return together, order.places, cdiv(blocks, together)

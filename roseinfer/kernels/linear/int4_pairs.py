@@ -12,7 +12,7 @@ from roseinfer.kernels.linear.fp8_pairs import add_pairs, pack, sum_of_pair
 
 
 @triton.jit
-def _dot_of_eight(w, x0, x1, x2, x3):
+def dot_of_eight(w, x0, x1, x2, x3):
     """Multiply a word's eight codes by four pairs: return the sums of its even and of its odd columns, as a pair."""
     return tl.inline_asm_elementwise(
         """{
@@ -126,7 +126,7 @@ def multiply(w, scales, shifts, x, SPLIT: tl.constexpr, COMPILED: tl.constexpr):
     """
     x0, x1, x2, x3, largest, sums = x
     if COMPILED:
-        dots = _dot_of_eight(w, x0, x1, x2, x3)
+        dots = dot_of_eight(w, x0, x1, x2, x3)
         if not SPLIT:
             dots = tl.reduce(dots, -1, add_pairs)
         dots = sum_of_pair(dots)

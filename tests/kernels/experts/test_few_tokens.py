@@ -36,6 +36,8 @@ LAYERS = {
     "channels": (2, 5, 2, 144, 48, torch.bfloat16, "channel"),
     "blocks in float16": (2, 6, 2, 256, 128, torch.float16, "block"),
     "blocks in bfloat16": (1, 6, 3, 384, 128, torch.bfloat16, "block"),
+    "int4": (2, 8, 2, 256, 64, torch.bfloat16, "int4"),
+    "int4, masked": (3, 6, 3, 96, 160, torch.bfloat16, "int4"),
 }
 
 
@@ -61,6 +63,17 @@ def test_mxfp4_with_biases(device, config, sizes):
     assert_close(experts_reference(**inputs, **options), expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes minutes in the interpreter")
+@pytest.mark.parametrize("scaled", ["none", "channel", "block", "mxfp4", "int4"])
+def test_default_configs_at_real_sizes(device, scaled):
+    """A compiler may arrange large blocks unlike small ones."""
+    hidden, width = (2880, 2880) if scaled in ("mxfp4", "int4") else (2048, 768)
+    for tokens in (1, 2, 4):
+        inputs = layer(device, tokens, 8, hidden, width, torch.bfloat16, scaled)
+        options = {"top_k": 4, "renormalise": True}
+        assert_close(experts_few(**inputs, **options), exact_experts(**inputs, **options))
+
+
 def test_biases_in_16_bits(device):
     inputs = router_case(device, 3, 8, 128, torch.bfloat16)
     weights = expert_weights(device, 8, 128, 72, torch.bfloat16, biased=True)
@@ -75,6 +88,7 @@ def test_the_reference(device):
     expected = exact_experts(**inputs, **options)
     assert_close(experts_reference(**inputs, **options), expected)
     assert_close(experts_few(**inputs, **options, config=SMALL), expected)
+    assert few_supports(3, expert_weights(device, 8, 96, 64, torch.bfloat16, "int4"))
 
 
 def test_the_residual_stream_in_place(device):

@@ -12,6 +12,8 @@ from roseinfer.kernels.experts.pair_order import order_pairs
 from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig, choose_experts_config
 from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, rows_reference
+from roseinfer.quant.int4_experts import expert_codes
+from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import each_value
 from tests.helpers.interpreter import round_codes
 
@@ -49,6 +51,10 @@ def stack(outs, columns, device, scaled_by="none"):
     if scaled_by == "mxfp4":
         codes, scales = round_mxfp4(torch.randn(shape, device=device) / columns**0.5)
         return Stack(codes, scales), widen_mxfp4(codes, scales, torch.float64)
+    if scaled_by.startswith("int4"):
+        weight = Int4Weight.of(torch.randn(EXPERTS * outs, columns, device=device) / columns**0.5, int(scaled_by[5:]))
+        codes, scales = (part.view(EXPERTS, outs, -1) for part in expert_codes(weight))
+        return Stack(codes, scales), weight.widen(torch.float64).view(shape)
     codes = (torch.randn(shape, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     blocks = (EXPERTS, outs // 128, columns // 128)
     scales = (0.5 + torch.rand(blocks if scaled_by == "block" else shape[:2], device=device)) / 100 / columns**0.5
@@ -146,10 +152,24 @@ def test_mxfp4_with_biases(kind, device):
     assert_close(out, of_each.sum(1), 1e-2)
 
 
+@pytest.mark.parametrize(("kind", "group"), list(zip(KINDS, (32, 128, 64, 256, 32), strict=True)))
+def test_int4(kind, group, device):
+    """Outputs and columns end within a program's block, and the down product may have 16 bits."""
+    gate_up, exact_gate_up = stack(2 * 96, 256, device, f"int4 {group}")
+    down, exact_down = stack(200, 96, device, "none" if kind == KINDS[1] else "int4 32" if group == 32 else "int4 96")
+    ids, weights = choice(70, device)
+    x = torch.randn(70, 256, device=device).half()
+    order, h, parts, _ = run(x, gate_up, down, ids, weights, config(WIDE, *kind))
+    exact = hidden_layer(x.double(), exact_gate_up, ids)
+    assert_close(h, exact.flatten(0, 1)[order.pairs.long()], 4e-3)
+    of_each = torch.einsum("tki,tkhi->tkh", exact, exact_down[ids.long()]) * weights.double()[:, :, None]
+    assert_close(parts, of_each.flatten(0, 1), 5e-3)
+
+
 @triton.jit
 def _widening_kernel(codes, scales, out, N: tl.constexpr, K: tl.constexpr, COMPILED: tl.constexpr):
     n = tl.arange(0, N)[:, None]
-    found = tl.load(codes + n * (K // 2) + tl.arange(0, K // 2)[None, :])
+    found = tl.load(codes + n * (K // 8) + tl.arange(0, K // 8)[None, :])
     of_blocks = tl.load(scales + n * (K // 32) + tl.arange(0, K // 32)[None, :])
     tl.store(out + n * K + tl.arange(0, K)[None, :], widened(found, of_blocks, out.dtype.element_ty, COMPILED))
 
@@ -161,7 +181,7 @@ def test_every_byte_of_mxfp4_with_every_scale_is_exact(device):
     out = torch.empty(256, 512, dtype=torch.bfloat16, device=device)
     for first in range(0, 256, 16):
         part = slice(first, first + 16)
-        _widening_kernel[(1,)](codes[part], scales[part], out[part], 16, 512, device.type == "cuda")
+        _widening_kernel[(1,)](codes[part].view(torch.int32), scales[part], out[part], 16, 512, device.type == "cuda")
     expected = widen_mxfp4(codes, scales, torch.bfloat16)
     if device.type == "cpu":  # the interpreter rounds bfloat16's subnormal numbers to 0
         is_normal = expected.float().abs() >= 2.0**-126
