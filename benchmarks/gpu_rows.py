@@ -123,6 +123,7 @@ _MODELS = (
     Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
     Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
     Model("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B", 4096, fp8_blocks=True, weight_bytes=1),
+    Model("qwen3-30b-a3b-int4", "Qwen/Qwen3-30B-A3B", 4096, int4=True, weight_bytes=INT4_BYTES),
     Model("gemma-3-27b", "google/gemma-3-27b-it", 4096),
     Model("qwen3.6-27b-fp8", "Qwen/Qwen3.6-27B", 4096, fp8_blocks=True, weight_bytes=1),
     Model("qwen3.6-35b-a3b-fp8", "Qwen/Qwen3.6-35B-A3B", 4096, fp8_blocks=True, weight_bytes=1),

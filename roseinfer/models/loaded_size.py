@@ -51,7 +51,7 @@ def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:
     for tensor in tensors:
         kind, count = tensor.encoding.name, prod(tensor.shape)
         counts[kind] += count
-        kept = kind in GGUF_ENCODINGS and len(tensor.shape) == 2
+        kept = kind in GGUF_ENCODINGS and len(tensor.shape) > 1
         gpu_bytes += _kept_bytes(kind, count) if kept else count * (_WIDE_BYTES if wide else _HALF_BYTES)
     kinds = ", ".join(name for name, _ in counts.most_common())
     return LoadedSize(kinds, counts.total() * _WIDE_BYTES, None, gpu_bytes, four_bits)

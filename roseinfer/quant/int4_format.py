@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Table, WeightPiece, WeightSource
 from roseinfer.quant.int4_part import Int4Part, Int4Reader
 from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
-from roseinfer.quant.int4_stored import read_stack
+from roseinfer.quant.int4_stored import read_experts, read_stack
 from roseinfer.quant.int4_weight import GROUPS, Int4Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
@@ -24,7 +25,7 @@ MakeProduct = Callable[[Int4Weight, torch.Tensor | None, Epilogue, torch.Tensor 
 
 
 class Int4Format:
-    """`WeightFormat` for weights in four bits. Experts are widened.
+    """`WeightFormat` for weights in four bits. Experts stay in them unless their columns are not in order.
 
     A layer whose columns are not in the order of its inputs gathers them. Where the layer before it writes nothing
     else, that one's outputs are sorted instead, while they load.
@@ -92,7 +93,30 @@ class Int4Format:
         return torch.cat([order + start for start in range(0, outs, len(order))])
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
-        return self._plain.experts(source, shape, share, names)
+        if self._product is None or not has_triton(source.build.device):
+            return self._plain.experts(source, shape, share, names)
+        from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
+        from roseinfer.quant.int4_experts import expert_codes, keeps
+
+        def read(pieces: Sequence[WeightPiece]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+            bias = read_bias(source, pieces)
+            weight = self._expert_weight(source, pieces) if keeps(pieces[0].ins.width) else None
+            if weight is None:
+                return read_weight(source, pieces), None, bias
+            try:
+                return *expert_codes(weight), bias
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"{pieces[0].name} and its like: {error}") from None
+
+        return load_cuda_experts(source, shape, share, names, read)
+
+    def _expert_weight(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Weight | None:
+        """Return the matrices of experts, one after the other; None if they are not to be in four bits."""
+        weight = read_experts(source, pieces)
+        if weight is not None or not self._rounds:
+            return weight
+        part = self._rounded(source, pieces)
+        return None if part is None else part.weight
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)

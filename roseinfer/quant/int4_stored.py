@@ -93,23 +93,49 @@ def read_stack(source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Part 
 
     Raise `UnsupportedModelError` for pieces in groups of different kinds or orders.
     """
-    if not isinstance(source, Int4Reader) or not source.keeps_int4(pieces):
+    parts = _read_parts(source, pieces)
+    if not parts:
         return None
-    parts = [source.read_int4(piece) for piece in pieces]
-    weights, inputs = [part.weight for part in parts], parts[0].inputs
-    names = ", ".join(dict.fromkeys(piece.name for piece in pieces))
-    if len({(weight.group, weight.offsets is None) for weight in weights}) > 1:
-        raise UnsupportedModelError(f"{names}: one product of parts in unlike groups of four bits is not supported")
-    if not all(_are_equal(inputs, part.inputs) for part in parts):
-        raise UnsupportedModelError(f"{names}: one product of parts with inputs in unlike orders is not supported")
+    unlike = _difference(parts)
+    if unlike is not None:
+        names = ", ".join(dict.fromkeys(piece.name for piece in pieces))
+        raise UnsupportedModelError(f"{names}: one product of parts {unlike} is not supported")
+    return Int4Part(_stacked(parts), parts[0].inputs)
+
+
+def read_experts(source: WeightSource, pieces: Sequence[WeightPiece]) -> Int4Weight | None:
+    """Read the matrices of `pieces`, stacked in their order; None if they have to be read as floats: also those in
+    unlike groups, and with columns in another order than their inputs.
+    """
+    parts = _read_parts(source, pieces)
+    if not parts or _difference(parts) is not None or parts[0].inputs is not None:
+        return None
+    return _stacked(parts)
+
+
+def _read_parts(source: WeightSource, pieces: Sequence[WeightPiece]) -> list[Int4Part]:
+    """Read pieces in four bits; none of them if one has to be read as floats."""
+    if not isinstance(source, Int4Reader) or not source.keeps_int4(pieces):
+        return []
+    return [source.read_int4(piece) for piece in pieces]
+
+
+def _difference(parts: Sequence[Int4Part]) -> str | None:
+    """Return why parts cannot be stacked; None if they can."""
+    if len({(part.weight.group, part.weight.offsets is None) for part in parts}) > 1:
+        return "in unlike groups of four bits"
+    if not all(_are_equal(parts[0].inputs, part.inputs) for part in parts):
+        return "with inputs in unlike orders"
+    return None
+
+
+def _stacked(parts: Sequence[Int4Part]) -> Int4Weight:
+    weights = [part.weight for part in parts]
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]
-    return Int4Part(
-        Int4Weight(
-            torch.cat([weight.codes for weight in weights]),
-            torch.cat([weight.scales for weight in weights]),
-            torch.cat(offsets) if offsets else None,
-        ),
-        inputs,
+    return Int4Weight(
+        torch.cat([weight.codes for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat(offsets) if offsets else None,
     )
 
 

@@ -42,6 +42,23 @@ def test_folders_that_a_gpu_widens(tmp_path: Path) -> None:
     assert found == LoadedSize("nvfp4", 4 * total, total, 2 * total, four_bits=False)
 
 
+def test_gguf_files_with_experts(tmp_path: Path) -> None:
+    reference = make_reference("qwen3-moe", **SIZES, moe_intermediate_size=256)
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+        if "_exps" not in name:
+            return values.astype(np.float16), "F16"
+        raw = quantised("Q4_K", (values.shape[0] * values.shape[1], values.shape[2]))
+        return raw.reshape(*values.shape[:2], -1), "Q4_K"
+
+    path = write(tmp_path / "m.gguf", metadata_of(reference, 99), tensors_of(reference, encode))
+    total = count(reference)
+    in_four = sum(p.numel() for name, p in reference.named_parameters() if ".experts." in name)
+    expected = 2 * (total - in_four) + in_four * 5 // 8
+    found = loaded_size(path, read_model_spec(path).quantization)
+    assert found is not None and found.four_bits and found.gpu_bytes == expected
+
+
 def test_gguf_files(tmp_path: Path) -> None:
     reference = make_reference("llama", **SIZES)
 

@@ -3,6 +3,7 @@
 On a CPU its kernels run under Triton's interpreter, which has no products of bfloat16.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +15,16 @@ from roseinfer.kernels.common.mxfp4_codes import round_mxfp4, widen_mxfp4
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.parallel.group import RankGroup, Share, SingleRank, share_of
-from roseinfer.quant import cuda_experts, fp8_format, mxfp4_format, plain
-from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape
+from roseinfer.quant import cuda_experts, fp8_format, int4_format, mxfp4_format, plain
+from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape, WeightPiece
 from roseinfer.quant.expert_names import StackedExpertNames
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
+from roseinfer.quant.int4_format import CudaProducts, Int4Format
+from roseinfer.quant.int4_part import Int4Part
+from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
+from roseinfer.quant.int4_weight import Int4Weight
 from roseinfer.quant.mxfp4_format import Mxfp4Format
 from roseinfer.quant.stacked_experts import apart
 from tests.helpers.cases import each_value
@@ -46,7 +51,7 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the tensor memory accelerator needs compute capability 9.0")
     allow_loaded_loop_bounds(monkeypatch)
     round_codes()
-    for module in (plain, fp8_format, mxfp4_format):
+    for module in (plain, fp8_format, int4_format, mxfp4_format):
         monkeypatch.setattr(module, "has_triton", lambda device: True)
 
 
@@ -104,6 +109,65 @@ def test_experts_in_fp8(layout: str, rows: int) -> None:
     experts = load(tensors, build=replace(MAKE, weight_format=kept))
     most = 3e-3 if rows == FEW else 5e-2
     assert error(experts(norm_of(tensors), x, None), expected(x.cpu(), wide, SHAPE)) < most
+
+
+class InFourBits(Named):
+    """Source that rounds experts to four bits when they are read; down has groups of another size or order."""
+
+    down_group, order = 32, None
+
+    def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
+        return all(".experts." in piece.name for piece in pieces)
+
+    def read_int4(self, piece: WeightPiece) -> Int4Part:
+        part = torch.empty(piece.outs.width, piece.ins.width, dtype=torch.float32)
+        self.read(f"{piece.name}.weight", part, shard=(piece.outs, piece.ins))
+        is_down = piece.name.endswith("w2")
+        return Int4Part(Int4Weight.of(part.to(DEVICE), self.down_group if is_down else 64), self.order)
+
+    def order_of(self, name: str) -> torch.Tensor | None:
+        return self.order
+
+
+INT4 = Int4Scheme("awq", Int4Groups(32, symmetric=False))
+
+
+def in_int4(tensors: dict[str, torch.Tensor], groups: Callable[[str], int]) -> dict[str, torch.Tensor]:
+    """Return the same tensors with experts rounded to four bits."""
+    return tensors | {
+        name: Int4Weight.of(tensor, groups(name)).widen(torch.float32)
+        for name, tensor in tensors.items()
+        if ".experts." in name
+    }
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+@pytest.mark.parametrize("kind", ["stored", "drawn", "in another order"])
+def test_experts_in_int4(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(SHAPE, width=96)
+    tensors, x = halved(draw(shape)), inputs(rows)
+    build = replace(MAKE, weight_format=Int4Format(INT4, CudaProducts(), rounds=kind == "drawn"))
+    source: Named = InFourBits(tensors, build) if kind != "drawn" else Named(tensors, build)
+    wide = in_int4(tensors, lambda name: 64 if kind == "stored" and "w2" not in name else 32)
+    if kind == "in another order":
+        monkeypatch.setattr(InFourBits, "order", torch.arange(256))
+        wide = tensors  # they are read as floats, which the source does not round
+    experts = build.weight_format.experts(source, shape, share_of(build.group, shape.width), NAMES)
+    assert isinstance(experts, cuda_experts.CudaExperts)
+    assert experts.four_bits == ("" if kind == "in another order" else "int4")
+    assert error(experts(norm_of(tensors, shape), x, None), expected(x.cpu(), wide, shape)) < 3e-3
+
+
+def test_two_ranks_hold_parts_of_experts_in_int4() -> None:
+    shape = replace(SHAPE, width=128)
+    tensors, x = halved(draw(shape)), inputs(FEW)
+    wide, total = in_int4(tensors, lambda name: 32 if "w2" in name else 64), torch.zeros(FEW, SHAPE.hidden)
+    for rank in range(2):
+        build = replace(MAKE, weight_format=Int4Format(INT4, CudaProducts()), group=Imagined(rank, 2))
+        source, share = InFourBits(tensors, build), share_of(build.group, shape.width)
+        experts = build.weight_format.experts(source, shape, share, NAMES)
+        total += experts(norm_of(tensors, shape), x, None).cpu().float()
+    assert error(total, expected(x.cpu(), wide, shape)) < 3e-3
 
 
 GPT_OSS = replace(SHAPE, hidden=96, width=160, activation="clamped_swish", bias=True)

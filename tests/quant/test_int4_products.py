@@ -13,6 +13,7 @@ import torch
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
+from roseinfer.quant import int4_format
 from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from tests.helpers.batches import HandRow, HandRunner
@@ -20,7 +21,7 @@ from tests.helpers.cases import cases
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
 from tests.helpers.int4_files import DISORDERED, MAKERS, Int4Maker, quantise_folder
-from tests.helpers.interpreter import hurry
+from tests.helpers.interpreter import allow_loaded_loop_bounds, hurry
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -76,6 +77,14 @@ def test_a_gpu_keeps_four_bits(tmp_path: Path) -> None:
 def test_checkpoints(tmp_path: Path, maker: Int4Maker) -> None:
     save_reference(make_reference("qwen2", **SIZES), tmp_path)
     quantise_folder(tmp_path, maker)
+    check(tmp_path)
+
+
+def test_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_loaded_loop_bounds(monkeypatch)
+    monkeypatch.setattr(int4_format, "has_triton", lambda device: True)
+    save_reference(make_reference("qwen3-moe", **SIZES, moe_intermediate_size=96), tmp_path)
+    quantise_folder(tmp_path, MAKERS[0])
     check(tmp_path)
 
 
