@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from itertools import zip_longest
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.helpers import forked_starts
 from tests.helpers.cases import choose_examples
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -60,6 +62,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedSe
 
 def pytest_configure(config: pytest.Config) -> None:
     choose_examples(config.option.markexpr == "not exhaustive")
+    forked_starts.install()
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes as users do, not as forks of one that has imported the libraries (`helpers.forked_starts`)."""
+    monkeypatch.setattr(subprocess, "Popen", forked_starts.executed)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

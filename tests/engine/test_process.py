@@ -144,6 +144,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("executed")
 def test_closing_under_load_leaves_no_process_thread_or_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))

@@ -32,12 +32,14 @@ def _read(path: Path) -> str:
 
 
 def children(pid: int) -> list[int]:
-    return [child for child, seen in process_table().items() if seen.parent == pid]
+    """Return the children except for the one that starts others (`helpers.forked_starts`)."""
+    found = [child for child, seen in process_table().items() if seen.parent == pid]
+    return [child for child in found if "tests.helpers.forked_starts" not in command_line(child)]
 
 
 def command_line(pid: int) -> str:
     if Path("/proc/self/cmdline").exists():
-        return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
+        return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").rstrip()
     listed = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
     return listed.stdout
 

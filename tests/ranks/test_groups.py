@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.messages import Add
@@ -14,6 +16,7 @@ OPTIONS = {"device": "cpu", "num_kv_blocks": 22, "max_num_batched_tokens": 7, "s
 
 
 # Those of "qwen3.5" are compared with a head of its own, too: `test_draft_head`.
+@pytest.mark.usefixtures("executed")
 @cases("family", ["gemma3"], exhaustive=["qwen3.5"])
 def test_tokens_equal_those_of_one_process(family: str, tmp_path: Path) -> None:
     path, found = save_reference(make_reference(family), tmp_path), []

@@ -26,6 +26,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "roseinfer.sock"
 
 
+@pytest.mark.usefixtures("executed")
 @cases("workers", [2], exhaustive=[1])
 def test_a_server_on_a_unix_socket(path: str, workers: int) -> None:
     command = ["serve", "--uds", path, "--api-workers", str(workers), *priced(Path(), 0.001)]
