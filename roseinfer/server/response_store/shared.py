@@ -119,20 +119,19 @@ class SharedResponses:
         running = self._running.get(key)
         if running is not None:
             return running.record
-        found = await self.store.get(key) or await self._ask(_GET, key)
-        # A process that has written it since the first look does not know it any more.
-        return found or await self.store.get(key)
+        found = await self.store.get(key)
+        if found is None or found.running:  # its process may have a newer state
+            # A process that has written the end since the first look does not know it any more.
+            found = await self._ask(_GET, key) or await self.store.get(key)
+        return found
 
     async def delete(self, key: Key) -> bool:
         """Stop and delete a response. Return whether there was one."""
-        found = await self.find(key)
-        if found is None:
+        if await self.find(key) is None:
             return False
         self._drop(key)
-        if found.running:  # its process would store it again
-            await self._ask(_DROP, key)
-        if not await self.store.delete(key):  # not written yet
-            await self._ask(_DROP, key)
+        await self._ask(_DROP, key)  # a process that runs it or has not written it yet would store it again
+        await self.store.delete(key)
         return True
 
     async def cancel(self, key: Key) -> StoredResponse | None:
