@@ -89,6 +89,10 @@ class Adapting:
         bare = matmul if epilogue == NO_EPILOGUE else matmul.bare()
         return AdaptedMatmul(matmul, bare, epilogue, self.step)
 
+    @property
+    def is_idle(self) -> bool:
+        return self.step.rows is None
+
     def begin(self, rows: AdapterRows | None) -> None:
         self.step.begin(rows)
 

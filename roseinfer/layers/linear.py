@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 
 from roseinfer.parallel.group import RankGroup, Share, partial_residual, share_of, sum_partials, sum_whole
-from roseinfer.quant.base import Epilogue, Matmul, Norm, WeightPiece, WeightSource
+from roseinfer.quant.base import Epilogue, LayerAdapting, Matmul, Norm, WeightPiece, WeightSource
 from roseinfer.quant.plain import PlainFormat
 
 
@@ -68,7 +68,7 @@ class Linear:
         self._bias = bias
         self._quantised = quantised
         self._partial_in: RankGroup | None = None  # the group that sums partial results
-        self._in_rows = True  # whether rows may be computed by themselves
+        self._adapting: LayerAdapting | None = None
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False, feeds: str | None = None) -> None:
         """Load the weights. names: one for each of `outs`, or one for all if the checkpoint stacks them; without
@@ -90,7 +90,7 @@ class Linear:
         self.matmul = weights.load(source, pieces, self._epilogue)
         if source.build.adapting is not None and self._quantised:
             self.matmul = source.build.adapting.adapt(self.matmul, pieces, self._epilogue)
-            self._in_rows = False  # a step's adapters are those of all its rows
+            self._adapting = source.build.adapting
 
     def _pieces(self, group: RankGroup, names: tuple[str, ...], transposed: bool, bias: bool) -> list[WeightPiece]:
         ins = Share(0, self._in.width, self._in.width)
@@ -110,7 +110,8 @@ class Linear:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if self._partial_in is None:
             return self.matmul(x, residual)
-        if residual is None or not self._in_rows:
+        # With adapters, a row's product depends on its place in the step.
+        if residual is None or not (self._adapting is None or self._adapting.is_idle):
             return sum_whole(self._partial_in, self.matmul, x, residual)
         return self._partial_in.sum_products(self.matmul, x, residual)
 

@@ -69,19 +69,20 @@ class CudaGroup:
         self._step_timeout_s = step_timeout_s
 
     def adds_residual(self, x: torch.Tensor) -> bool:
-        return self._are_peers(x) or self._is_in_pieces(x)
+        taken = self._peers is not None and kernels.takes(x, self._peers)
+        return taken or (self._pieces is not None and self._pieces.takes(x))
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if self._peers is not None and self._are_peers(x):
+        if self._peers is not None and kernels.takes(x, self._peers):
             return kernels.all_reduce(x, residual, self._peers)
-        if self._pieces is not None and self._is_in_pieces(x):
+        if self._pieces is not None and self._pieces.takes(x):
             return self._pieces.sum(x, residual)
         x = x.contiguous()
         self._library.all_reduce(x)
         return x if residual is None else residual.add_(x)
 
     def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self._pieces is not None and self._is_in_pieces(residual):
+        if self._pieces is not None and self._pieces.takes(residual):
             return self._pieces.sum(x, residual, lambda rows: product(rows, None))
         return sum_whole(self, product, x, residual)
 
@@ -90,19 +91,14 @@ class CudaGroup:
         rows, width = x.shape
         if out is None:
             out = x.new_empty((rows, self.size * width))
-        if self._peers is not None and self._are_peers(x[:1]) and x.nbytes <= MAX_GATHERS * self._peers.layout.limit:
-            most = self._peers.layout.limit // (width * x.itemsize)
+        peers = self._peers
+        if peers is not None and kernels.takes(x[:1], peers) and x.nbytes <= MAX_GATHERS * peers.layout.limit:
+            most = peers.layout.limit // (width * x.itemsize)
             for some, to in zip(x.split(most), out.split(most), strict=True):
-                kernels.gather(some, to, self._peers)
+                kernels.gather(some, to, peers)
             return out
         out.view(rows, self.size, width).copy_(self._library.gather(x).transpose(0, 1))
         return out
-
-    def _are_peers(self, x: torch.Tensor) -> bool:
-        return self._peers is not None and kernels.takes(x, self._peers)
-
-    def _is_in_pieces(self, x: torch.Tensor) -> bool:
-        return self._pieces is not None and self._pieces.takes(x)
 
     def minimum(self, value: int) -> int:
         return self._host.minimum(value)

@@ -19,25 +19,25 @@ from roseinfer.parallel.symmetric_memory import open_memory
 ONE_GPU_STEP_TIMEOUT_S = 30.0
 
 
-class PieceLibrary:
-    """A `CommLibrary` that exchanges a tensor in pieces which our kernels support."""
+class ChunkLibrary:
+    """A `CommLibrary` that exchanges a tensor in chunks which our kernels support."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
 
     def all_reduce(self, x: torch.Tensor) -> None:
-        for piece in self._pieces(x):
-            push_blocks(piece, None, self._peers)
+        for chunk in self._chunks(x):
+            push_blocks(chunk, None, self._peers)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         size = self._peers.layout.size
         gathered = []
-        for piece in self._pieces(x):
-            out = piece.new_empty((1, size * piece.numel()))
-            gathered.append(gather_blocks(piece.unsqueeze(0), out, self._peers).view(size, -1))
+        for chunk in self._chunks(x):
+            out = chunk.new_empty((1, size * chunk.numel()))
+            gathered.append(gather_blocks(chunk.unsqueeze(0), out, self._peers).view(size, -1))
         return torch.cat(gathered, dim=1).view(size, *x.shape)
 
-    def _pieces(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _chunks(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.view(-1).split(self._peers.layout.limit // x.itemsize)
 
     def abort(self) -> None:
@@ -57,4 +57,4 @@ def connect_on_one_gpu(host: LiveGroup, rendezvous: Rendezvous, device: torch.de
     except RuntimeError as error:
         raise ConfigError(f"devices: the processes cannot share a GPU's memory; name several GPUs: {error}") from error
     peers = Peers.of(rank, layout, memory.addresses, device, START_TIMEOUT_S)
-    return CudaGroup(host, PieceLibrary(peers), peers, memory, ONE_GPU_STEP_TIMEOUT_S)
+    return CudaGroup(host, ChunkLibrary(peers), peers, memory, ONE_GPU_STEP_TIMEOUT_S)

@@ -85,7 +85,7 @@ def _most_rows(x: torch.Tensor) -> int:
 
 
 def _pieces(x: torch.Tensor) -> Iterator[slice]:
-    """Yield equal pieces of x's rows."""
+    """Yield pieces of x's rows, which are equal but for the last."""
     count = max(_MIN_PIECES, -(-len(x) // _most_rows(x)))
     step = -(-len(x) // count // _MULTIPLE_ROWS) * _MULTIPLE_ROWS
     for start in range(0, len(x), step):

@@ -242,6 +242,11 @@ class LayerAdapting(Protocol):
         """Set the adapters of the next forward pass; None if no row has one."""
         ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Return True if no row of the current pass has an adapter."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Build:

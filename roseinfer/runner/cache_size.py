@@ -14,7 +14,7 @@ CPU_CACHE_BYTES = 4 * 2**30
 # Full contexts whose blocks a CPU's default cache uses. Blocks beyond them serve concurrent requests only: memory is
 # taken at first use, and old prefixes do not justify taking all of it.
 MAX_CPU_CACHED_CONTEXTS = 16
-# GPU memory of a process outside of PyTorch's allocator: its context, and the code of its kernels.
+# GPU memory of a process outside of PyTorch's allocator: its context, the code of its kernels, and what GPUs exchange.
 CONTEXT_BYTES = 1 << 30
 
 

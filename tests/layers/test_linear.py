@@ -1,13 +1,17 @@
 """Linear layers, whole and split: the ranks' parts together compute the result of the whole layer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from roseinfer.adapters.adapting import Adapting
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.embedding import LMHead, VocabEmbedding
 from roseinfer.layers.linear import Linear, Split, StackedOutput
 from roseinfer.layers.norm import RMSNorm
-from roseinfer.quant.base import WeightSource
+from roseinfer.parallel.group import Product
+from roseinfer.quant.base import AdapterRows, WeightSource
 from tests.helpers.weights import Imagined, Named, build_for
 
 
@@ -57,6 +61,33 @@ def test_split_outputs(size: int, stacked: bool) -> None:
         held = rank * 2 // size if size > 2 else rank
         expected = torch.cat([q.chunk(size, 1)[rank], k.chunk(2, 1)[held], v.chunk(2, 1)[held]], dim=1)
         torch.testing.assert_close(layer(x), expected)
+
+
+class InPieces(Imagined):
+    """A group that computes a row's product by itself where it may."""
+
+    def sum_products(self, product: Product, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return torch.cat([product(row, None) for row in x.split(1)]) + residual
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_products_with_adapters_see_all_rows_of_a_step(idle: bool) -> None:
+    """The adapter of a row is that of its place in the step."""
+    adapting = Adapting((), torch.device("cpu"))
+    if not idle:
+        adapting.begin(AdapterRows([0, 1, -1], torch.tensor([0, 1, -1], dtype=torch.int32)))
+    tensors = stored(6)
+    layer = Linear(8, 6, split=Split.INPUTS)
+    layer.load(Named(tensors, replace(build_for(InPieces(0, 2)), adapting=adapting)), "0")
+    seen: list[int] = []
+
+    def product(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append(len(x))
+        return x @ tensors["0.weight"][:, :4].T
+
+    layer.matmul = product  # type: ignore[assignment]
+    layer(torch.ones(3, 4), torch.zeros(3, 6))
+    assert seen == ([1, 1, 1] if idle else [3])
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -11,7 +11,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.kernels.comm.peers import PeerLayout, Peers
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.parallel.group import SingleRank
-from roseinfer.parallel.one_gpu import ONE_GPU_STEP_TIMEOUT_S, PieceLibrary, connect_on_one_gpu
+from roseinfer.parallel.one_gpu import ONE_GPU_STEP_TIMEOUT_S, ChunkLibrary, connect_on_one_gpu
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.symmetric_memory import SharedMemory
 from roseinfer.runner.device import rank_device
@@ -37,7 +37,7 @@ def test_tensors_of_all_sizes_are_exchanged(
     x = torch.randint(80, shape).to(dtype)  # sums are exact
 
     def work(peers: Peers) -> list[torch.Tensor]:
-        library, mine = PieceLibrary(peers), x * (peers.rank + 1)
+        library, mine = ChunkLibrary(peers), x * (peers.rank + 1)
         columns = library.gather(mine)
         library.all_reduce(mine)
         return [mine, columns]

@@ -12,9 +12,11 @@ import torch
 from roseinfer.kernels.comm.peers import PeerLayout, Peers
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.parallel import piece_sums
+from roseinfer.parallel.cuda_group import CudaGroup
 from roseinfer.parallel.piece_sums import PieceSums
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.peers import run_ranks
+from tests.parallel.test_cuda_group import MirrorLibrary, TwoRanks
 
 CPU = torch.device("cpu")
 LIMIT, PIECE_BYTES, WIDTH = 1 << 10, 1 << 12, 24
@@ -75,6 +77,55 @@ def test_sums_of_any_number_of_pieces_follow_each_other(dtype: torch.dtype, tmp_
             products, plain, bare = found[3 * number : 3 * number + 3]
             assert torch.equal(products, (residual - both).to(dtype))
             assert torch.equal(plain, (both + residual).to(dtype)) and torch.equal(bare, both.to(dtype))
+
+
+def test_meetings_may_be_counted_round(tmp_path: Path) -> None:
+    def work(peers: Peers) -> list[torch.Tensor]:
+        peers.meeting_calls.fill_(2**31 - 3)
+        sums = sums_of(peers)
+        return [sums.sum(numbers(peers.rank, 64, torch.float32), None) for _ in range(3)]
+
+    for found in run_ranks(work, PeerLayout(2, LIMIT, PIECE_BYTES), CPU, tmp_path):
+        for each in found:
+            assert torch.equal(each, numbers(0, 64, torch.float32) + numbers(1, 64, torch.float32))
+
+
+def test_a_rank_that_has_given_up_is_missed_by_the_other() -> None:
+    """A copy of such a rank waits for nobody, so no later sum may count on it."""
+    layout = PeerLayout(2, LIMIT, PIECE_BYTES)
+    buffers = [torch.zeros(layout.bytes, dtype=torch.uint8) for _ in range(2)]
+    first, second = (Peers.of(rank, layout, [buffer.data_ptr() for buffer in buffers], CPU, 20e-9) for rank in (0, 1))
+    sums_of(first).sum(torch.ones(64, WIDTH), None)
+    assert first.lost
+    assert sums_of(second).sum(torch.ones(64, WIDTH), None).isnan().any()
+    assert second.lost
+
+
+def test_a_group_leaves_large_sums_to_pieces(tmp_path: Path) -> None:
+    """Also those of tensors as they are. Products see the rows of one piece at a time."""
+    rows, small = 101, 4
+
+    def work(peers: Peers) -> list[torch.Tensor]:
+        group = CudaGroup(TwoRanks(peers.rank), MirrorLibrary(), peers, pieces=sums_of(peers))
+        x, residual = numbers(peers.rank, rows, torch.float32), numbers(9, rows, torch.float32)
+        assert group.adds_residual(x) and group.adds_residual(x[:small])
+        seen = []
+
+        def product(some: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+            assert residual is None
+            seen.append(len(some))
+            return -some
+
+        found = [group.sum_products(product, x, residual.clone()), group.all_reduce(x.clone(), residual.clone())]
+        assert len(seen) > 1
+        found.append(group.sum_products(product, x[:small], residual[:small].clone()))
+        assert seen[-1] == small
+        return found
+
+    total, residual = numbers(0, rows, torch.float32) + numbers(1, rows, torch.float32), numbers(9, rows, torch.float32)
+    for products, plain, few in run_ranks(work, PeerLayout(2, LIMIT, PIECE_BYTES), CPU, tmp_path):
+        assert torch.equal(products, residual - total) and torch.equal(plain, residual + total)
+        assert torch.equal(few, (residual - total)[:small])
 
 
 def test_what_it_takes() -> None:

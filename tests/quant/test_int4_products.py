@@ -60,7 +60,9 @@ def check(path: Path) -> None:
         # A GPU chooses this format itself.
         options = {} if ON_GPU else {"weight_format": Int4Format(scheme, CudaProducts())}
         found = logits(path, "cuda" if ON_GPU else "cpu", dtype, **options)
-        assert (found - expected).norm() / expected.norm() < error
+        errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        # A few tokens may choose other experts, at near ties.
+        assert errors.quantile(0.9) < error
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")

@@ -13,7 +13,10 @@ def meet_kernel(
     bases_ptr, calls_ptr, missed_ptr, patience_ptr, lost_ptr, meetings, RANK: tl.constexpr, SIZE: tl.constexpr,
     COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Tell the other ranks that this one is here, and wait until they are. See `meet`."""
+    """Signal to the other ranks that this one has arrived, and wait for them. See `meet`.
+
+    A rank that has given up signals no more, so that the others miss it, too.
+    """
     FLAG: tl.constexpr = tl.pointer_type(tl.int32)
     bases = read_bases(bases_ptr, SIZE)
     call = tl.load(calls_ptr) + 1
@@ -21,8 +24,8 @@ def meet_kernel(
     flags = meetings + (call & 1) * SIZE * 4
     for rank in tl.static_range(SIZE):
         if rank != RANK:
-            tl.atomic_xchg((bases[rank] + flags + RANK * 4).to(FLAG), call, sem="release", scope="sys")
-    arrived = call > 0
+            tl.atomic_xchg((bases[rank] + flags + RANK * 4).to(FLAG), call, patience > 0, sem="release", scope="sys")
+    arrived = meetings >= 0
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             own = (bases[RANK] + flags + rank * 4).to(FLAG)

@@ -1,4 +1,4 @@
-"""Configs of `int4_tile_product`, which GPUs other than Hopper's take: by a rule, none was measured there."""
+"""Configs of `int4_tile_product`, for weights that `int4_bulk` does not support: by a rule, none was measured."""
 
 from bisect import bisect_left
 
