@@ -11,10 +11,10 @@ _PATTERNS = (
     ("experts", r"experts|^_?(gate_up|down)_kernel"),
     ("rows of experts", r"^_?(spread|sum)_kernel"),
     ("states", r"^_?(delta_decode|prepare|scan|solve|window)_kernel"),
-    ("between GPUs", r"push_(blocks|words)|all_?reduce|nccl"),
+    ("between GPUs", r"push_(blocks|words)|^(meet|add_piece)_kernel|memcpy ptop|all_?reduce|nccl"),
     (
         "attention",
-        r"attention|flash|fmha|mha_|(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel",
+        r"attention|flash|fmha|mha_|(?<!int4_)(decode|few|bulk|widen)_kernel|prefill|paged|merge_(state|kernel)|plan_kernel",
     ),
     ("adapters", r"lora_"),
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),

@@ -31,6 +31,7 @@ KERNELS = Path(roseinfer.__file__).parent / "kernels"
         ),
         ("aten::index_select", "inputs"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("Memcpy PtoP (Device -> Device)", "between GPUs"),
         ("void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda>", "copies"),
         ("aten::mul", OTHER),
     ],
@@ -60,7 +61,7 @@ OURS = {
     "rows of experts": {"spread_kernel", "sum_kernel"},
     "states": {"delta_decode_kernel", "prepare_kernel", "scan_kernel", "solve_kernel", "window_kernel"},
     "adapters": {"lora_expand_kernel", "lora_gated_kernel", "lora_tiles_kernel"},
-    "between GPUs": {"push_blocks_kernel", "push_words_kernel"},
+    "between GPUs": {"add_piece_kernel", "meet_kernel", "push_blocks_kernel", "push_words_kernel"},
     "attention": {
         "_bulk_kernel",
         "_decode_kernel",
@@ -74,6 +75,7 @@ OURS = {
     "K/V write": {"_heads_kernel"},
     "GEMM": {
         "_tile_kernel",
+        "int4_bulk_kernel",
         "int4_tile_kernel",
         "skinny_direct_kernel",
         "skinny_int4_kernel",
