@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
+from roseinfer.kernels.comm.all_reduce import DTYPES
 from roseinfer.kernels.comm.peers import TURN_COUNT, Peers
 from roseinfer.kernels.comm.pieces import add_piece, meet
+from roseinfer.kernels.common.triton_support import cdiv
 
 PIECE_RANK_COUNT = 2
 # Smaller pieces hide more of an exchange, but their products are slower.
 PIECE_BYTES = 20 << 20
 _MIN_PIECES = 2
 _MULTIPLE_ROWS = 128  # of a piece, as of the products' tiles
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # Returns a part of the other rank's memory: elements of a dtype from an offset in bytes on.
 View = Callable[[int, int, torch.dtype], torch.Tensor]
@@ -37,7 +38,7 @@ class PieceSums:
     def takes(self, x: torch.Tensor) -> bool:
         """Return True if x is too large for other kernels and `sum` supports it: the same answer on all ranks."""
         is_large = x.nbytes > self._peers.layout.limit
-        return is_large and x.ndim == 2 and x.dtype in _DTYPES and x.is_contiguous() and _most_rows(x) > 0
+        return is_large and x.ndim == 2 and x.dtype in DTYPES and x.is_contiguous() and _most_rows(x) > 0
 
     def sum(
         self,
@@ -86,7 +87,7 @@ def _most_rows(x: torch.Tensor) -> int:
 
 def _pieces(x: torch.Tensor) -> Iterator[slice]:
     """Yield pieces of x's rows, which are equal but for the last."""
-    count = max(_MIN_PIECES, -(-len(x) // _most_rows(x)))
-    step = -(-len(x) // count // _MULTIPLE_ROWS) * _MULTIPLE_ROWS
+    count = max(_MIN_PIECES, cdiv(len(x), _most_rows(x)))
+    step = cdiv(len(x), count * _MULTIPLE_ROWS) * _MULTIPLE_ROWS
     for start in range(0, len(x), step):
         yield slice(start, min(start + step, len(x)))

@@ -28,8 +28,7 @@ from roseinfer.quant.experts import expert_pieces, read_router, read_router_bias
 # Counters are allocated once for steps of up to so many tokens. Only an uncut prompt could be longer.
 MAX_TOKENS = 1 << 17
 # Reads the matrices of pieces, stacked in their order [rows, in], of codes the scales: [rows], or
-# [rows / 128, in / 128], and the biases [rows], if there are any. Or those of four bits,
-# as in `Stack`.
+# [rows / 128, in / 128], and the biases [rows], if there are any. Or those of four bits, as in `Stack`.
 Read = Callable[[Sequence[WeightPiece]], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 
 

@@ -6,12 +6,12 @@ from roseinfer.kernels.comm.peers import Peers
 from roseinfer.kernels.comm.push_blocks import gather_blocks, push_blocks
 from roseinfer.kernels.comm.push_words import push_words
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def takes(x: torch.Tensor, peers: Peers) -> bool:
     """Return True if `all_reduce` supports a tensor like x: the same answer on all ranks."""
-    return x.dtype in _DTYPES and x.nbytes <= peers.layout.limit and x.nbytes % 8 == 0 and x.is_contiguous()
+    return x.dtype in DTYPES and x.nbytes <= peers.layout.limit and x.nbytes % 8 == 0 and x.is_contiguous()
 
 
 def all_reduce(x: torch.Tensor, residual: torch.Tensor | None, peers: Peers) -> torch.Tensor:

@@ -220,6 +220,11 @@ class Parts(NamedTuple):
         sums = torch.empty(MAX_SUMS, dtype=torch.float32, device=device)
         return cls(sums, torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
 
+    @staticmethod
+    def check_room(tiles: int, shares: int, tile_sums: int) -> None:
+        """Assert that there is room for so many tiles of `tile_sums` sums, if shares of a tile meet here at all."""
+        assert shares == 1 or (tiles <= MAX_TILES and tiles * shares * tile_sums <= MAX_SUMS)
+
 
 def tile_product(
     x: Fp8Rows,
@@ -248,9 +253,7 @@ def tile_product(
     out = torch.empty((x.rows, outs), dtype=dtype, device=codes.device) if residual is None else residual
     assert out.stride(1) == 1
     grid = (cdiv(x.rows, config.block_m), cdiv(outs, config.block_n), config.shares)
-    if config.shares > 1:
-        tiles = grid[0] * grid[1]
-        assert tiles <= MAX_TILES and tiles * config.shares * config.block_n * config.block_m <= MAX_SUMS
+    parts.check_room(grid[0] * grid[1], config.shares, config.block_m * config.block_n)
     _tile_kernel[grid](
         tensor_descriptor(x.codes, config.block_m, config.block_k),
         x.codes,

@@ -13,7 +13,7 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
 from roseinfer.kernels.common.triton_support import cdiv, tl
-from roseinfer.kernels.linear.fp8_tiles import MAX_SUMS, MAX_TILES, Parts
+from roseinfer.kernels.linear.fp8_tiles import Parts
 from roseinfer.kernels.linear.int4_bulk_configs import COPYING_REGISTER_COUNT, WEIGHT_TILE_ROWS, BulkConfig
 from roseinfer.kernels.linear.int4_codes import BLOCK_COLUMNS, PackedInt4
 
@@ -339,15 +339,13 @@ def int4_bulk_product(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Do as `int4_tile_product`, for a weight that `bulk_supports` accepts."""
+    """Return x @ weight.T + bias + residual [M, N], for a weight that `bulk_supports`; else as `int4_tile_product`."""
     rows, outs, blocks = len(x), len(weight.codes), weight.padded // BLOCK_COLUMNS
     assert x.is_contiguous() and blocks % (config.shares * config.column_groups) == 0
     out = torch.empty((rows, outs), dtype=x.dtype, device=x.device) if residual is None else residual
     assert out.stride(1) == 1
     grid = (cdiv(rows, config.block_m), cdiv(outs, WEIGHT_TILE_ROWS * config.out_groups), config.shares)
-    if config.shares > 1:
-        tiles = grid[0] * grid[1] * config.out_groups
-        assert tiles <= MAX_TILES and tiles * config.shares * WEIGHT_TILE_ROWS * config.block_m <= MAX_SUMS
+    parts.check_room(grid[0] * grid[1] * config.out_groups, config.shares, config.block_m * WEIGHT_TILE_ROWS)
     int4_bulk_kernel[grid](
         BulkDescriptor.from_tensor(x, [config.block_m, BLOCK_COLUMNS], _X_LAYOUT),
         BulkDescriptor.from_tensor(weight.codes.view(torch.uint8), [WEIGHT_TILE_ROWS, BLOCK_COLUMNS // 2], _W_LAYOUT),

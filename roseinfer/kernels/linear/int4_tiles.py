@@ -8,7 +8,7 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor, tl, triton
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
-from roseinfer.kernels.linear.fp8_tiles import MAX_SUMS, MAX_TILES, Parts, add_shares, finish_tile
+from roseinfer.kernels.linear.fp8_tiles import Parts, add_shares, finish_tile
 from roseinfer.kernels.linear.int4_codes import PackedInt4, widened
 from roseinfer.kernels.linear.skinny_kernel import prefetch_rows
 
@@ -128,9 +128,7 @@ def int4_tile_product(
     out = torch.empty((rows, outs), dtype=x.dtype, device=x.device) if residual is None else residual
     assert out.stride(1) == 1
     grid = (cdiv(rows, config.block_m), cdiv(outs, config.block_n), config.shares)
-    if config.shares > 1:
-        tiles = grid[0] * grid[1]
-        assert tiles <= MAX_TILES and tiles * config.shares * config.block_n * config.block_m <= MAX_SUMS
+    parts.check_room(grid[0] * grid[1], config.shares, config.block_m * config.block_n)
     codes = weight.codes.view(torch.uint8)
     int4_tile_kernel[grid](
         tensor_descriptor(x, config.block_m, config.block_k),
