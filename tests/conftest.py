@@ -18,6 +18,8 @@ from tests.helpers import forked_starts
 from tests.helpers.cases import choose_examples
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Files run beside each other: a second thread for the small matrices of tests takes time from these and gains none.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Otherwise every process of a test would compile all its imports again, and every run all tests.
