@@ -56,15 +56,15 @@ TABLE: TuningTable[ExpertsConfig] = TuningTable(
 _MIN_SPREAD_ROWS, _MIN_SPREAD_WIDTH = 256, 1536
 
 
-# Configs for weights in four bits, by the most rows: of those measured at 2, 8, 32, 128 and 512 rows of gpt-oss-20b's
+# Configs for weights in four bits, by the most rows: of those measured at 8, 24, 64, 256 and 512 rows of gpt-oss-20b's
 # experts, and in int4 at 1, 4, 16, 64 and 256 of Qwen3-30B-A3B's, the fastest or within 6% of it (H200, torch 2.11,
 # Triton 3.6; 2026-11-28).
-_CUT, _SHORT, _LONG = ProductConfig(64, 128, 4, 3), ProductConfig(64, 64, 4, 4), ProductConfig(64, 256, 4, 3)
+_CUT, _WIDE, _LONG = ProductConfig(64, 128, 4, 3), ProductConfig(128, 64, 4, 3), ProductConfig(64, 256, 4, 3)
 _OF_FOUR_BITS = (
     (10, ExpertsConfig(16, True, False, _CUT, _LONG)),
     (24, ExpertsConfig(32, True, False, _CUT, _CUT)),
-    (100, ExpertsConfig(64, True, False, _SHORT, ProductConfig(128, 64, 4, 4))),
-    (math.inf, ExpertsConfig(128, True, False, _CUT, _CUT)),
+    (100, ExpertsConfig(64, True, False, _CUT, _WIDE)),
+    (math.inf, ExpertsConfig(128, True, False, _CUT, _WIDE)),
 )
 # In int4 shorter cuts are 15% faster in the last case.
 _OF_MANY_INT4 = replace(_OF_FOUR_BITS[-1][1], gate_up=ProductConfig(64, 64, 4, 3), down=ProductConfig(64, 64, 4, 3))

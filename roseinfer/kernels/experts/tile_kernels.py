@@ -9,6 +9,7 @@ for each 128 columns, and the weight has one for each block of 128 x 128 ("block
 and "int4": the weight has four bits, which are widened to the input's 16. GROUP: columns in int4 that share a scale.
 """
 
+from roseinfer.kernels.common.matrix_units import end_products
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.int4_weights import read_scales
 from roseinfer.kernels.experts.int4_weights import widened as widened_int4
@@ -32,22 +33,36 @@ def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.const
 
 
 @triton.jit
-def _read_w(
-    w_blocks, scales_ptr, row, k, rows, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SCALES: tl.constexpr, DTYPE: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Return a block of the weight as `_add_product` takes it, from row `row` and column k on. rows: left of the
+def _mxfp4_scales(
+    scales_ptr, row, k, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALES: tl.constexpr
+):
+    """Return the scales in MXFP4 of a block from row `row` and column k on, 0 for other kinds. rows: left of the
     expert's.
+
+    Bytes are too small for the copy engine, so they are loaded a turn ahead.
     """
     if SCALES == "mxfp4":
         n, group = tl.arange(0, BLOCK_N), k // 32 + tl.arange(0, BLOCK_K // 32)
         inside = (n < rows)[:, None] & (group < K // 32)[None, :]
-        scales = tl.load(scales_ptr + (row + n)[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+        return tl.load(scales_ptr + (row + n)[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+    else:
+        return tl.full([], 0, tl.uint8)
+
+
+@triton.jit
+def _read_w(
+    w_blocks, scales_ptr, scales, row, k, rows, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALES: tl.constexpr, DTYPE: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Return a block of the weight as `_add_product` takes it, from row `row` and column k on. scales: the block's of
+    `_mxfp4_scales`. rows: left of the expert's.
+    """
+    if SCALES == "mxfp4":
         return widened(w_blocks.load([row, k // 8]), scales, DTYPE, COMPILED)
     elif SCALES == "int4":
         n = row + tl.minimum(tl.arange(0, BLOCK_N), rows - 1)
-        scales = read_scales(scales_ptr, n, k, K, GROUP, BLOCK_K)
-        return widened_int4(w_blocks.load([row, k // 8]), scales, DTYPE, COMPILED)
+        both = read_scales(scales_ptr, n, k, K, GROUP, BLOCK_K)
+        return widened_int4(w_blocks.load([row, k // 8]), both, DTYPE, COMPILED)
     else:
         return w_blocks.load([row, k])
 
@@ -156,7 +171,12 @@ def _gate_up_tile(
     HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
     WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
     gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
+    left = N - first_n
+    gate_scales = _mxfp4_scales(w_scales_ptr, gate_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
+    up_scales = _mxfp4_scales(w_scales_ptr, up_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
     for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        if COMPILED and WEIGHT_FIRST and (SCALES == "mxfp4" or SCALES == "int4"):
+            end_products()
         k = step * BLOCK_K
         if GATHER:
             at = x + source.to(tl.int64)[:, None] * x_stride + (k + column)[None, :]
@@ -167,11 +187,14 @@ def _gate_up_tile(
         else:
             rows = x.load([first, k])
         gate_w = _read_w(
-            w_blocks, w_scales_ptr, gate_row, k, N - first_n, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
-        )
+            w_blocks, w_scales_ptr, gate_scales, gate_row, k, left, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype,
+            COMPILED,
+        )  # fmt: skip
         up_w = _read_w(
-            w_blocks, w_scales_ptr, up_row, k, N - first_n, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
+            w_blocks, w_scales_ptr, up_scales, up_row, k, left, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
         )
+        gate_scales = _mxfp4_scales(w_scales_ptr, gate_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
+        up_scales = _mxfp4_scales(w_scales_ptr, up_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
         scale = 1.0
         if SCALES == "channel" or SCALES == "block":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
@@ -258,12 +281,17 @@ def _down_tile(
     HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
     WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    left = N - first_n
+    scales = _mxfp4_scales(w_scales_ptr, w_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
     for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        if COMPILED and WEIGHT_FIRST and (SCALES == "mxfp4" or SCALES == "int4"):
+            end_products()
         k = step * BLOCK_K
         x = x_blocks.load([first, k])
         w = _read_w(
-            w_blocks, w_scales_ptr, w_row, k, N - first_n, K, GROUP, BLOCK_N, BLOCK_K, SCALES, x.dtype, COMPILED
+            w_blocks, w_scales_ptr, scales, w_row, k, left, K, GROUP, BLOCK_N, BLOCK_K, SCALES, x.dtype, COMPILED
         )
+        scales = _mxfp4_scales(w_scales_ptr, w_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
         scale = 1.0
         if SCALES == "channel" or SCALES == "block":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)

@@ -6,6 +6,7 @@ Tiles and their shares are those of `fp8_tiles`. Here the weight is widened in r
 import torch
 
 from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.matrix_units import end_products
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor, tl, triton
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
 from roseinfer.kernels.linear.fp8_tiles import Parts, add_shares, finish_tile
@@ -72,6 +73,8 @@ def int4_tile_kernel(
     w_rows = tl.minimum(n, N - 1)
     sums = tl.zeros([BLOCK_N if WEIGHT_FIRST else BLOCK_M, BLOCK_M if WEIGHT_FIRST else BLOCK_N], tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
+        if COMPILED and WEIGHT_FIRST:
+            end_products()
         k = (share * STEPS + step) * BLOCK_K
         x = x_blocks.load([first_m, k])
         both = read_scales(scales_ptr, N, w_rows, k, K, GROUP, BLOCK_K)
