@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from roseinfer.bench.load import make_prompts
 from roseinfer.core.adapters import Adapter
+from roseinfer.core.errors import RoseinferError
+from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.sampling import SequenceParams
@@ -18,6 +20,10 @@ WARM_UP_PROMPT_STEPS = 2
 SPARE_STEPS = 16
 _DECODING = "decoding"
 _APART = 1 << 20  # larger than any part of a seed
+
+
+class UnsteadyError(RoseinferError):
+    """The batch did not decode as a whole for long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,11 @@ def is_decoding(sequence: str) -> bool:
 def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
     """Run the engine's steps of `load`, one per item, once the whole batch decodes.
 
-    The items cover warm-up and measured steps; there are fewer if the engine ends the batch.
+    The items cover warm-up and measured steps. Raise `UnsteadyError` if the engine ends a request of the batch.
     """
     core, scheduler = engine.core, engine.core.scheduler.config
-    prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
+    # The first of the batch decodes while the others' prompts are computed, at worst one after the other.
+    prefills = load.batch_size * math.ceil(load.input_len / scheduler.max_num_batched_tokens)
     wanted = load.warm_up + 2 * load.steps + 2 * prefills + SPARE_STEPS
     vocab = engine.info.facts.vocab_size
     added: list[str] = []
@@ -88,19 +95,25 @@ def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
             adapter = adapters[number % len(adapters)] if adapted else None
             add(f"{_DECODING}-{load.seed}-{number}", prompt, wanted, adapter)
         begun: set[str] = set()
-        while core.busy and len(begun) < load.batch_size:
-            begun.update(output.request_id for output in core.step() if output.token_ids)
+        while len(begun) < load.batch_size:
+            begun.update(output.request_id for output in _checked(core.step()) if output.token_ids)
         for step, prompts in enumerate(_new_prompts(load, vocab)):
             for number, prompt in enumerate(prompts):
                 add(f"prompt-{step}-{number}", prompt, 1, adapters[0] if adapters else None)
-            if not core.busy:
-                return
-            core.step()
+            _checked(core.step())
             yield
     finally:
         core.abort(added)
         while core.busy:
             core.step()
+
+
+def _checked(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+    """Return the outputs of a step that has ended no request of the batch."""
+    for output in outputs:
+        if output.end is not None and is_decoding(output.request_id):
+            raise UnsteadyError(f"request {output.request_id} ended too early: {output.end.error or output.end.reason}")
+    return outputs
 
 
 def _new_prompts(load: Load, vocab: int) -> list[list[list[int]]]:
