@@ -73,11 +73,11 @@ def is_decoding(sequence: str) -> bool:
 def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
     """Run the engine's steps of `load`, one per item, once the whole batch decodes.
 
-    The items cover warm-up and measured steps. Raise `UnsteadyError` if the engine ends a request of the batch.
+    The items cover warm-up and measured steps; there are fewer if the engine ends the batch. Raise `UnsteadyError` if a
+    request of the batch fails.
     """
     core, scheduler = engine.core, engine.core.scheduler.config
-    # The first of the batch decodes while the others' prompts are computed, at worst one after the other.
-    prefills = load.batch_size * math.ceil(load.input_len / scheduler.max_num_batched_tokens)
+    prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
     wanted = load.warm_up + 2 * load.steps + 2 * prefills + SPARE_STEPS
     vocab = engine.info.facts.vocab_size
     added: list[str] = []
@@ -95,11 +95,13 @@ def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
             adapter = adapters[number % len(adapters)] if adapted else None
             add(f"{_DECODING}-{load.seed}-{number}", prompt, wanted, adapter)
         begun: set[str] = set()
-        while len(begun) < load.batch_size:
+        while core.busy and len(begun) < load.batch_size:
             begun.update(output.request_id for output in _checked(core.step()) if output.token_ids)
         for step, prompts in enumerate(_new_prompts(load, vocab)):
             for number, prompt in enumerate(prompts):
                 add(f"prompt-{step}-{number}", prompt, 1, adapters[0] if adapters else None)
+            if not core.busy:
+                return
             _checked(core.step())
             yield
     finally:
@@ -109,10 +111,10 @@ def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
 
 
 def _checked(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-    """Return the outputs of a step that has ended no request of the batch."""
+    """Return the outputs of a step in which no request of the batch has failed."""
     for output in outputs:
-        if output.end is not None and is_decoding(output.request_id):
-            raise UnsteadyError(f"request {output.request_id} ended too early: {output.end.error or output.end.reason}")
+        if output.end is not None and output.end.error is not None and is_decoding(output.request_id):
+            raise UnsteadyError(f"request {output.request_id}: {output.end.error}")
     return outputs
 
 

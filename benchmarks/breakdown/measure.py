@@ -26,6 +26,7 @@ from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.core.plan import StepPlan
 from roseinfer.engine.local import LocalEngine
 
+_OVER = object()
 # A trace's categories of GPU work.
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -131,9 +132,10 @@ def measure(engine: LocalEngine, clock: HostClock, load: Load, cost: ModelCost, 
     return Breakdown(load, context, step_s, host, device, kernels, work, limits)
 
 
-def _advance(steps: Iterator[None], count: int) -> None:
+def _advance(steps: Any, count: int) -> None:
     for _ in range(count):
-        next(steps)
+        if next(steps, _OVER) is _OVER:
+            raise UnsteadyError("the requests ended before enough steps were measured")
 
 
 def _chunks(plan: StepPlan, load: Load) -> list[Chunk]:
@@ -159,7 +161,7 @@ def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float
     return {**named, "rest": step_s - sum(named.values())}
 
 
-def _profiled(steps: Iterator[None], count: int, *, on_cuda: bool) -> list[Kernel]:
+def _profiled(steps: Any, count: int, *, on_cuda: bool) -> list[Kernel]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     if on_cuda:
         torch.cuda.synchronize()  # a step in flight would be measured in part
