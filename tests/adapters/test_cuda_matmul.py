@@ -16,7 +16,7 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import pairwise
-from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
+from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.slot_matrices import exact_delta
 from tests.helpers.weights import BUILD, Named
 
@@ -33,9 +33,9 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def _prepared() -> None:
     torch.manual_seed(0)
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
     round_codes()
 
 

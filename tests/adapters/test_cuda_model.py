@@ -14,7 +14,7 @@ from roseinfer.quant import plain
 from tests.adapters.driving import Driver, assert_close, build
 from tests.adapters.test_equivalence import Case, prompt
 from tests.helpers.cases import cases
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 
 REQUESTS = [(prompt(19, 1), "small"), (prompt(3, 2), None), (prompt(1, 3), "large")]
 
@@ -25,7 +25,7 @@ def test_rows_equal_those_of_a_cpu(family, tmp_path, monkeypatch):
     """Steps of both kinds: prompts in tiles of rows, then decodes of a few rows."""
     case = Case(family, tmp_path)
     expected = Driver(build(case.model, *case.named)).run(REQUESTS, outputs=2)
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
     monkeypatch.setattr(adapting, "has_triton", lambda device: True)
     monkeypatch.setattr(plain, "has_triton", lambda device: True)
     calls = []

@@ -15,7 +15,7 @@ from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 from tests.helpers.paged import assert_near
 
 BLOCK, LENGTH, WINDOW = 4, 40, 9
@@ -23,8 +23,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+def _interpreter() -> None:
+    hurry()
     torch.manual_seed(0)
 
 

@@ -19,7 +19,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.cases import cases, each_value
-from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
+from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.paged import assert_near
 
 if not HAS_TRITON:
@@ -33,8 +33,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+def _interpreter() -> None:
+    hurry()
     torch.manual_seed(0)
 
 

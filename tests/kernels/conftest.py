@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.common.triton_support import HAS_TRITON
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def _poisoned_memory():
 
 
 @pytest.fixture(autouse=True)
-def _loops_up_to_loaded_numbers(monkeypatch):
-    allow_loaded_loop_bounds(monkeypatch)
+def _interpreter():
+    hurry()
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.symmetric_memory import SharedMemory
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 from tests.helpers.peers import run_ranks
 
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+def _interpreter() -> None:
+    hurry()
 
 
 @dataclass

@@ -14,7 +14,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.parallel import piece_sums
 from roseinfer.parallel.cuda_group import CudaGroup
 from roseinfer.parallel.piece_sums import PieceSums
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 from tests.helpers.peers import run_ranks
 from tests.parallel.test_cuda_group import MirrorLibrary, TwoRanks
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
     monkeypatch.setattr(piece_sums, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(piece_sums, "_MULTIPLE_ROWS", 8)
 

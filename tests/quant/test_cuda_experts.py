@@ -28,7 +28,7 @@ from roseinfer.quant.int4_weight import Int4Weight
 from roseinfer.quant.mxfp4_format import Mxfp4Format
 from roseinfer.quant.stacked_experts import apart
 from tests.helpers.cases import each_value
-from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
+from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.mxfp4_files import packed
 from tests.helpers.weights import BUILD, Imagined, Named
 from tests.quant.test_experts import EPS, draw, expected, in_blocks
@@ -49,7 +49,7 @@ pytestmark = [
 def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("the tensor memory accelerator needs compute capability 9.0")
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
     round_codes()
     for module in (plain, fp8_format, int4_format, mxfp4_format):
         monkeypatch.setattr(module, "has_triton", lambda device: True)

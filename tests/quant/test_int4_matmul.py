@@ -14,7 +14,7 @@ from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import pairwise
 from tests.helpers.int4 import int4_weight
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 from tests.helpers.weights import BUILD, Named
 
 WIDTH, OUT = 256, 96
@@ -32,9 +32,9 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def _prepared() -> None:
     torch.manual_seed(0)
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
 
 
 def draw(*shape):

@@ -21,7 +21,7 @@ from tests.helpers.cases import cases
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
 from tests.helpers.int4_files import DISORDERED, MAKERS, Int4Maker, quantise_folder
-from tests.helpers.interpreter import allow_loaded_loop_bounds, hurry
+from tests.helpers.interpreter import hurry
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -83,7 +83,7 @@ def test_checkpoints(tmp_path: Path, maker: Int4Maker) -> None:
 
 
 def test_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
     monkeypatch.setattr(int4_format, "has_triton", lambda device: True)
     save_reference(make_reference("qwen3-moe", **SIZES, moe_intermediate_size=96), tmp_path)
     quantise_folder(tmp_path, MAKERS[0])

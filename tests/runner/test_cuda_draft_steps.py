@@ -15,7 +15,7 @@ from roseinfer.runner.cuda_draft_steps import CudaDraftSteps, draft_buckets
 from roseinfer.runner.draft_steps import DraftSteps
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 from tests.runner.fake_graphs import FakeRecorder
 
 pytest.importorskip("triton")
@@ -28,8 +28,8 @@ PARAMS = (
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+def _interpreter() -> None:
+    hurry()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from roseinfer.runner.forward import Columns, EagerForward, Forwarded, ForwardPa
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import shape_of, spec_of
-from tests.helpers.interpreter import allow_loaded_loop_bounds
+from tests.helpers.interpreter import hurry
 from tests.runner.test_cuda_inputs import HostStaging
 from tests.runner.tiny import VOCAB, run
 
@@ -203,7 +203,7 @@ def test_window_groups_change_no_token(seed: int) -> None:
 @pytest.mark.skipif(not HAS_TRITON or torch.cuda.is_available(), reason="needs Triton's interpreter")
 def test_captured_steps_read_and_write_the_blocks_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
-    allow_loaded_loop_bounds(monkeypatch)
+    hurry()
     groups = KVGroups.by_window(SPECS, LENGTH)
     compare([Side(groups, 1, interpreted=True), Side(groups, 1)], 1, rounds=1, steps=3)
 

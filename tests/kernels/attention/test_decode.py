@@ -10,18 +10,12 @@ from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, TOKEN
 from roseinfer.kernels.common.triton_support import cdiv
 from tests.helpers.cases import cases, each_value
 from tests.helpers.decode import attend, decodes, reference, workspace_of
-from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, hide_before, paged_case, with_sinks
 
 TILE = 16
 BORDERS = (1, 15, 16, 17, 33, 31, 32, 64, 65)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
 
 
 def config_of(form: int, *, tile: int = TILE, least_tiles: int = 1) -> DecodeConfig:

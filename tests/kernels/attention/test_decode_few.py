@@ -7,15 +7,14 @@ from roseinfer.kernels.attention.decode import decode_attention_reference
 from roseinfer.kernels.attention.decode_few import MAX_ROWS, FewWorkspace, decode_few, few_pays
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from tests.helpers.cases import cases
-from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
+from tests.helpers.interpreter import round_codes
 from tests.helpers.paged import PagedCase, assert_near, hide_before, paged_case, with_sinks
 
 CONTEXTS = (1, 17, 64, 65, 300)
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
+def _interpreter() -> None:
     round_codes()
 
 

@@ -14,7 +14,6 @@ from roseinfer.kernels.attention.prefill import (
 )
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS, ROW
 from tests.helpers.cases import cases
-from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import assert_near, hide_before, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
 
@@ -23,11 +22,6 @@ SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
 ROWS = [(0, 1), (0, 5), (3, 17), (15, 1), (16, 16), (0, 33), (31, 2), (40, 3)]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
 
 
 @cases(

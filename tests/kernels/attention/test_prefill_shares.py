@@ -10,7 +10,6 @@ from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.prefill import PrefillConfig, choose_prefill_config, queries_per_block
 from roseinfer.kernels.attention.prefill_shares import Division, map_blocks, part_count
 from tests.helpers.cases import cases
-from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, paged_case, with_sinks
 from tests.helpers.prefill import attend, block_map, reference
 
@@ -19,11 +18,6 @@ H200 = Division.of(132, 8, 64)
 QWEN = 16  # queries of a block of 64 (query, head) pairs in groups of 4 heads
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
 
 
 def cut(case: PagedCase, config: PrefillConfig, parts: list[int]) -> np.ndarray:

@@ -9,7 +9,6 @@ from roseinfer.kernels.attention.prefill import PrefillConfig
 from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BLOCK_N, prefill_bulk
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS
 from roseinfer.kernels.common.gluon_support import HAS_GLUON
-from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, paged_case
 from tests.helpers.prefill import block_map, reference
 from tests.kernels.attention.test_prefill_bulk import needs_hopper
@@ -22,11 +21,6 @@ from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contex
 TILES = PrefillConfig(BLOCK_M, 128, 8, 3)
 # Contexts that end before, on and after a page of the scratch; chunks of several blocks after cached tokens.
 ROWS = [(0, 1), (3, 130), (200, 9), (64, 64), (0, 65)]
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_loaded_loop_bounds(monkeypatch)
 
 
 def scratch(case: PagedCase, tokens: int) -> WideContexts:
