@@ -1,11 +1,12 @@
-"""Compile every form of the kernels of few rows, and of those between GPUs, for a Hopper GPU, without having one.
+"""Compile forms of kernels for a Hopper GPU, without having one: each kernel in one form, or `everything`.
 
 Run as a program, in a process that does not interpret kernels: the compiler rejects some code that the interpreter
-accepts, such as a variable that changes its type within a loop.
+accepts, such as a variable that changes its type within a loop. Gluon has no interpreter.
 """
 
 import itertools
 import sys
+from collections import defaultdict
 
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -13,6 +14,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.language import target_info
 
+from roseinfer.kernels.attention import prefill_bulk
 from roseinfer.kernels.attention.decode_few_kernel import few_kernel, merge_kernel
 from roseinfer.kernels.comm.pieces import add_piece_kernel, meet_kernel
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
@@ -22,6 +24,7 @@ from roseinfer.kernels.delta.decode import delta_decode_kernel
 from roseinfer.kernels.experts import pair_order, route, tile_kernels
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
+from roseinfer.kernels.linear import int4_bulk
 from roseinfer.kernels.linear.int4_tiles import int4_tile_kernel, int4_widening_kernel
 from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
@@ -80,7 +83,16 @@ MANY_PLACES = SLOT_SIZES | {"ROWS": 16, "RANK": 512, "PLACES": 512, "COLUMNS": 1
 BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lost_ptr": "*i32", "missed_ptr": "*i32"}
 
 
-def read(kernel, constants, pointers) -> None:
+# Each form that is asked for, by kernel: constants, types of pointers, and how many products a Gluon kernel has.
+wanted = defaultdict(list)
+
+
+def read(kernel, constants, pointers, products=None) -> None:
+    """Add a form to those that are wanted. The last one of a kernel has most of what it can do."""
+    wanted[kernel].append((constants, pointers, products))
+
+
+def compiled(kernel, constants, pointers, products) -> None:
     """Compile to Triton's intermediate form. Raises the compiler's errors."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     absent = {param.name: param.default for param in kernel.params if param.has_default and param.name not in pointers}
@@ -94,7 +106,10 @@ def read(kernel, constants, pointers) -> None:
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    source.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    tools = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(TARGET, options, *tools, context)
+    assert module.verify()
+    assert products in (None, str(module).count("warp_group_dot ")), (kernel, str(module).count("warp_group_dot "))
 
 
 def forms(everything: bool, *axes):
@@ -166,6 +181,42 @@ def main(*, everything: bool) -> None:
         read_order(padded, count)
     read_delta("*bf16", "tf32")
     read_delta("*fp32", "tf32x3")
+    read_bulk()
+    for kernel, known in wanted.items():
+        for form in known if everything else known[-1:]:
+            compiled(kernel, *form)
+
+
+def read_bulk() -> None:
+    """Compile prompt attention and products by four bits whose blocks are copied in bulk."""
+    for group, head_dim, block_size, in_order, sinks in (
+        (4, 128, 16, False, False),
+        (1, 64, prefill_bulk.BLOCK_N, True, True),
+    ):
+        page = f"tensordesc<bf16[{block_size}, 64],{prefill_bulk._TILE!r}>"
+        queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{prefill_bulk._QUERIES!r}>"
+        types = {"queries": queries, "k_pages": page, "v_pages": page, "scale": "fp32"}
+        types |= {"sinks": "*fp32" if sinks else "*bf16"}
+        types |= dict.fromkeys(("items", "table_stride", "block_rows"), "i32")
+        types |= dict.fromkeys(("tables", "table_rows", "query_start", "context_len", "block_map"), "*i32")
+        sizes = {"KV_HEADS": 2, "GROUP": group, "D": head_dim, "BLOCK_SIZE": block_size, "IN_ORDER": in_order}
+        sizes |= {"BLOCK_M": prefill_bulk.BLOCK_M, "BLOCK_N": prefill_bulk.BLOCK_N, "STAGES": prefill_bulk.STAGES}
+        # Scores and sums: of the first tile and the last, of masked tiles and of others; for both groups of warps.
+        read(prefill_bulk._bulk_kernel, sizes | {"SINKS": sinks}, types, products=12)
+    for group, dtype, rows, outs, turns, shares, products in (
+        (32, "fp16", 16, 1, 1, 2, 2),
+        (128, "bf16", 64, 2, 1, 1, 4),
+        (64, "bf16", 16, 1, 4, 2, 4),
+        (512, "bf16", 128, 3, 1, 2, 6),
+    ):
+        types = {"x_blocks": f"tensordesc<{dtype}[{rows}, 128],{int4_bulk._X_LAYOUT!r}>"}
+        types |= {"w_blocks": f"tensordesc<u8[64, 64],{int4_bulk._W_LAYOUT!r}>"}
+        types |= {"s_blocks": f"tensordesc<i32[1, 64],{int4_bulk._SCALES_LAYOUT!r}>"}
+        types |= {"bias_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "parts_ptr": "*fp32", "arrived_ptr": "*i32"}
+        sizes = {"N": 200, "K": 1024, "GROUP": group, "ROWS": rows}
+        sizes |= {"OUT_GROUPS": outs, "COLUMN_GROUPS": turns, "SHARES": shares, "X_STAGES": 3, "W_STAGES": 4}
+        sizes |= {"REGISTERS": 160, "HAS_BIAS": True, "ADD": True, "OVERLAP": True}
+        read(int4_bulk.int4_bulk_kernel, sizes, types | {"out_stride": "i32"}, products)
 
 
 def read_delta(dtype, precision) -> None:

@@ -1,9 +1,5 @@
 """Prompt attention by bulk copies: on a Hopper GPU against softmax over gathered K and V, else what a CPU can check."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -44,48 +40,6 @@ def test_pages_are_found_in_a_cache_of_several_layers(device) -> None:
         for block, token, head in ((0, 3, 1), (2, 15, 0), (cache.shape[0] - 1, 15, 1)):
             row = found.base[block * pages.block_rows + token, head * 64 : (head + 1) * 64]
             assert row.data_ptr() == cache[block, token, head].data_ptr()
-
-
-# Gluon has no interpreter, so this compiles in a process that does not interpret Triton.
-COMPILE = """
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
-from roseinfer.kernels.attention import prefill_bulk as bulk
-
-target = GPUTarget("cuda", 90, 32)
-backend = make_backend(target)
-options = backend.parse_options({"num_warps": 4})
-tools = backend.get_codegen_implementation(options), backend.get_module_map()
-kernel, names = bulk._bulk_kernel, bulk._bulk_kernel.arg_names
-for group, head_dim, block_size, in_order, sinks in ((4, 128, 16, False, False), (1, 64, bulk.BLOCK_N, True, True)):
-    page = f"tensordesc<bf16[{block_size}, 64],{bulk._TILE!r}>"
-    queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{bulk._QUERIES!r}>"
-    types = {"queries": queries, "k_pages": page, "v_pages": page, "out": "*bf16", "scale": "fp32"}
-    types |= {"sinks": "*fp32" if sinks else "*bf16"}
-    types |= dict.fromkeys(("items", "table_stride", "block_rows"), "i32")
-    types |= dict.fromkeys(("tables", "table_rows", "query_start", "context_len", "block_map"), "*i32")
-    sizes = {"KV_HEADS": 2, "GROUP": group, "D": head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": bulk.BLOCK_M}
-    sizes |= {"BLOCK_N": bulk.BLOCK_N, "STAGES": bulk.STAGES, "IN_ORDER": in_order, "SINKS": sinks}
-    signature = {name: types.get(name, "constexpr") for name in names}
-    source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()})
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    module = source.make_ir(target, options, *tools, context)
-    print(module.verify(), str(module).count("warp_group_dot "))
-"""
-
-
-@needs_gluon
-def test_the_kernel_is_well_formed() -> None:
-    """The compiler checks that types and layouts fit together, without a GPU."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    # Scores and sums: of the first tile and the last, of masked tiles and of others; for both groups of warps.
-    assert done.stdout.splitlines() == ["True 12"] * 2
 
 
 def test_what_it_supports() -> None:

@@ -1,9 +1,5 @@
 """Products of some rows by four bits in bulk: on a Hopper GPU against float64, else what a CPU can check."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -114,46 +110,3 @@ def test_configs_fit_the_kernel():
             memory += (groups - config.out_groups) * config.block_m * 256
             assert blocks % (config.shares * config.column_groups) == 0 and memory < 220_000 and 1 <= groups <= 4
     assert choose_bulk_config(BUCKETS[-1] + 1, 4096, 4096) is None
-
-
-# Gluon has no interpreter, so this compiles in a process that does not interpret Triton.
-COMPILE = """
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
-from roseinfer.kernels.linear import int4_bulk as bulk
-
-target = GPUTarget("cuda", 90, 32)
-backend = make_backend(target)
-options = backend.parse_options({"num_warps": 4})
-tools = backend.get_codegen_implementation(options), backend.get_module_map()
-kernel, names = bulk.int4_bulk_kernel, bulk.int4_bulk_kernel.arg_names
-for group, dtype, rows, outs, turns, shares in (
-    (32, "fp16", 16, 1, 1, 2), (128, "bf16", 64, 2, 1, 1), (512, "bf16", 128, 3, 1, 2), (64, "bf16", 16, 1, 4, 2)
-):
-    types = {"x_blocks": f"tensordesc<{dtype}[{rows}, 128],{bulk._X_LAYOUT!r}>"}
-    types |= {"w_blocks": f"tensordesc<u8[64, 64],{bulk._W_LAYOUT!r}>"}
-    types |= {"s_blocks": f"tensordesc<i32[1, 64],{bulk._SCALES_LAYOUT!r}>"}
-    types |= {"bias_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "parts_ptr": "*fp32", "arrived_ptr": "*i32"}
-    types |= {"rows": "i32", "out_stride": "i32"}
-    sizes = {"N": 200, "K": 1024, "GROUP": group, "ROWS": rows}
-    sizes |= {"OUT_GROUPS": outs, "COLUMN_GROUPS": turns, "SHARES": shares}
-    sizes |= {"X_STAGES": 3, "W_STAGES": 4, "REGISTERS": 160, "HAS_BIAS": True, "ADD": True, "OVERLAP": True}
-    signature = {name: types.get(name, "constexpr") for name in names}
-    source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()})
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    module = source.make_ir(target, options, *tools, context)
-    print(module.verify(), str(module).count("warp_group_dot "))
-"""
-
-
-@needs_gluon
-def test_the_kernel_is_well_formed():
-    """The compiler checks that types and layouts fit together, without a GPU."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["True 2", "True 4", "True 6", "True 4"]

@@ -1,8 +1,5 @@
 """`skinny_linear` against float64, over everything it fuses, both ways of multiplying and ragged shapes."""
 
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -16,7 +13,7 @@ from roseinfer.kernels.linear.skinny import (
     supports,
 )
 from roseinfer.kernels.linear.skinny_configs import choose_config, rule
-from tests.helpers.cases import cases, each_value, pairwise
+from tests.helpers.cases import each_value, pairwise
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
 
@@ -153,11 +150,3 @@ def test_overlapping_kernels_wait_for_each_other(device):
     expected = chain(False)
     for _ in range(20):
         assert torch.equal(chain(True), expected)
-
-
-@cases("arguments", [[]], exhaustive=[["everything"]])
-def test_the_compiler_takes_every_form(arguments):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compiles", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
