@@ -1,4 +1,4 @@
-"""Size of weights in memory that files store in fewer bits, from the files' headers; without torch."""
+"""Size of weights in memory, from the files' headers; without torch."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ _WIDE_BYTES, _HALF_BYTES = 4, 2  # of a weight in float32, and in 16 bits
 class LoadedSize:
     """Bytes of weights on a CPU as float32, as int8 if one with such products rounds them to that, and on a GPU.
 
-    kinds: how the files store them. four_bits: a GPU keeps linear layers in four bits.
+    kinds: how the files store them. four_bits: a GPU keeps linear layers in four bits. as_stored: a GPU keeps all
+    weights as the files store them.
     """
 
     kinds: str
@@ -28,20 +29,20 @@ class LoadedSize:
     int8_bytes: int | None
     gpu_bytes: int
     four_bits: bool
+    as_stored: bool = False
 
 
-def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize | None:
-    """Return the size of the weights of a GGUF file, or of a folder in four bits, which any GPU reads; None for all
-    others.
-    """
+def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize:
+    """Return the size of the weights of a GGUF file or of a folder."""
     if is_gguf(model):
         return _gguf_size(list(open_gguf(model).tensors.values()), four_bits=scheme is not None)
-    if not isinstance(scheme, Int4Scheme | Nvfp4Scheme):
-        return None
-    count = stored_weights(model).count
-    kept = isinstance(scheme, Int4Scheme)
-    gpu_bytes = weight_bytes(model) if kept else _HALF_BYTES * count
-    return LoadedSize(scheme.label, count * _WIDE_BYTES, count, gpu_bytes, four_bits=kept)
+    count, stored_bytes = stored_weights(model).count, weight_bytes(model)
+    kinds = "floats" if scheme is None else scheme.label
+    if isinstance(scheme, Nvfp4Scheme):
+        return LoadedSize(kinds, count * _WIDE_BYTES, count, count * _HALF_BYTES, four_bits=False)
+    four_bits = isinstance(scheme, Int4Scheme)
+    int8_bytes = count if four_bits else None
+    return LoadedSize(kinds, count * _WIDE_BYTES, int8_bytes, stored_bytes, four_bits, as_stored=True)
 
 
 def _gguf_size(tensors: list[TensorInfo], *, four_bits: bool) -> LoadedSize:

@@ -23,12 +23,13 @@ def test_folders(tmp_path: Path) -> None:
     """Count scales as weights, which adds some per cent."""
     reference = make_reference("qwen3", **SIZES)
     save_reference(reference, tmp_path)
-    assert loaded_size(tmp_path, None) is None
+    total, stored = count(reference), (tmp_path / "model.safetensors").stat().st_size
+    assert loaded_size(tmp_path, None) == LoadedSize("floats", 4 * total, None, stored, False, as_stored=True)
     for maker in MAKERS:
         save_reference(reference, tmp_path)
         quantise_folder(tmp_path, maker)
         found = loaded_size(tmp_path, read_model_spec(tmp_path).quantization)
-        assert found is not None and found.four_bits and found.kinds == f"int4 in groups of {maker.group}"
+        assert found.four_bits and found.as_stored and found.kinds == f"int4 in groups of {maker.group}"
         assert found.int8_bytes is not None and 1 <= found.int8_bytes / count(reference) < 1.05
         assert found.float_bytes == 4 * found.int8_bytes
         assert found.gpu_bytes == (tmp_path / "model.safetensors").stat().st_size
@@ -56,7 +57,7 @@ def test_gguf_files_with_experts(tmp_path: Path) -> None:
     in_four = sum(p.numel() for name, p in reference.named_parameters() if ".experts." in name)
     expected = 2 * (total - in_four) + in_four * 5 // 8
     found = loaded_size(path, read_model_spec(path).quantization)
-    assert found is not None and found.four_bits and found.gpu_bytes == expected
+    assert found.four_bits and found.gpu_bytes == expected
 
 
 def test_gguf_files(tmp_path: Path) -> None:

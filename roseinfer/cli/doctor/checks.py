@@ -253,17 +253,18 @@ def _model(model: Model, facts: Facts) -> Check:
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
     has_fp8 = any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus)
-    if model.quantised and model.loaded is None and gpus and not has_fp8:
+    size = model.loaded
+    assert size is not None, "the weights are there"
+    if model.quantised and size.as_stored and not size.four_bits and gpus and not has_fp8:
         return problem(name, found, f"weights{kind} need a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
-    loaded = model.weight_bytes
-    if model.loaded is not None:
-        on_cpu = (model.loaded.int8_bytes if facts.torch.int8 else None) or model.loaded.float_bytes
-        loaded = model.loaded.gpu_bytes if gpus else on_cpu
-        found += f"; {model.loaded.kinds}, {loaded / GB:.2f} GiB in memory unless --quantization says otherwise"
-        if model.loaded.four_bits and has_fp8:
-            found += f"; --quantization fp8 is faster from {MIN_FASTER_FP8_ROWS} requests at a time on"
+    on_cpu = (size.int8_bytes if facts.torch.int8 else None) or size.float_bytes
+    loaded = size.gpu_bytes if gpus else on_cpu
+    if loaded != model.weight_bytes:
+        found += f"; {size.kinds}, {loaded / GB:.2f} GiB in memory unless --dtype or --quantization says otherwise"
+    if size.four_bits and has_fp8:
+        found += f"; --quantization fp8 is faster from {MIN_FASTER_FP8_ROWS} requests at a time on"
     if loaded > room:
         return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", _too_large(loaded, gpus))
     if loaded > _WEIGHTS_SHARE * room:

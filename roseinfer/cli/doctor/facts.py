@@ -55,8 +55,8 @@ class Torch:
 class Model:
     """Model that was checked. `error`: why it cannot be served; `needs`: what is missing, such as a download.
 
-    `quantised`: kind of quantised weights, None for floats. `loaded`: size in memory of weights that are not kept as
-    their files store them.
+    `quantised`: kind of quantised weights, None for floats. `loaded`: size of the weights in memory; None if they are
+    not there, or wrong.
     """
 
     name: str

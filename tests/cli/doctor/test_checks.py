@@ -14,9 +14,17 @@ BLACKWELL = Gpu("NVIDIA B200", (10, 0), 180 * GB, 178 * GB)
 ADA = Gpu("NVIDIA L4", (8, 9), 24 * GB, 23 * GB)
 CPU = Torch(version="2.13.0+cpu", threads=8, cpu_gflops=500.0)
 CUDA = Torch(version="2.13.0", cuda="13.0", driver="13.0", gpus=(H200,), triton="3.6.0", threads=8)
-MODEL = Model("m", architecture="LlamaForCausalLM", weight_bytes=2 * GB, context=4096)
+
+
+def model_of(stored: float, *, wider: int = 2, quantised: str | None = None) -> Model:
+    """Return a model whose files are as large as that, and `wider` times as large in float32."""
+    size = LoadedSize(quantised or "floats", int(wider * stored), None, int(stored), four_bits=False, as_stored=True)
+    return Model("m", None, None, "LlamaForCausalLM", int(stored), 4096, quantised, size)
+
+
+MODEL = model_of(2 * GB)
 LARGE = LoadedSize("Q4_1", 68 * GB, None, 34 * GB, four_bits=False)
-FP8 = replace(MODEL, quantised="fp8 by block")
+FP8 = model_of(2 * GB, wider=4, quantised="fp8 by block")
 GOOD = Facts(
     roseinfer="0.1.0",
     python=(3, 12, 1),
@@ -67,8 +75,8 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"extras": {"cuda": (Package("triton", "triton<4", "4.0", "is not <4"),)}}, "extras", CheckState.WARNING),
         ({"model": replace(MODEL, error="no such folder")}, "model m", CheckState.PROBLEM),
         ({"model": replace(MODEL, needs="not here")}, "model m", CheckState.WARNING),
-        ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", CheckState.PROBLEM),
-        ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", CheckState.WARNING),
+        ({"model": model_of(33 * GB)}, "model m", CheckState.PROBLEM),
+        ({"model": model_of(30 * GB)}, "model m", CheckState.WARNING),
         ({"model": replace(MODEL, loaded=LARGE)}, "model m", CheckState.PROBLEM),
         ({"hosts": Hosts("tls", tls_error="others may read it")}, "certificate", CheckState.PROBLEM),
         ({"hosts": Hosts("tls", tls_days=3.0)}, "certificate", CheckState.WARNING),
@@ -111,15 +119,21 @@ def test_the_generation_of_a_gpu_is_named_with_what_it_lacks() -> None:
 
 
 def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:
-    assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, weight_bytes=100 * GB))) == []
+    assert worst(replace(GOOD, torch=CUDA, model=model_of(100 * GB))) == []
     assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, loaded=LARGE))) == [], "16 bits there"
-    assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=replace(MODEL, weight_bytes=20 * GB)))
+    assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=model_of(20 * GB)))
+
+
+def test_the_size_in_memory_is_shown_where_it_is_another() -> None:
+    for torch, found in ((CPU, "floats, 4.00 GiB in memory"), (CUDA, None)):
+        said = judge(replace(GOOD, torch=torch, model=MODEL))[-1].found
+        assert (found or "2.00 GiB of weights") in said and ("in memory" in said) == (found is not None)
 
 
 def test_a_model_for_several_gpus_is_told_how_many() -> None:
-    large = replace(GOOD, torch=replace(CUDA, gpus=(H200,) * 4), model=replace(MODEL, weight_bytes=300 * GB))
+    large = replace(GOOD, torch=replace(CUDA, gpus=(H200,) * 4), model=model_of(300 * GB))
     assert judge(large)[-1].advice == "its weights do not fit one GPU: --tensor-parallel-size 4 shares them"
-    too_large = replace(large, model=replace(MODEL, weight_bytes=500 * GB))
+    too_large = replace(large, model=model_of(500 * GB))
     assert judge(too_large)[-1].advice == "its weights do not fit"
 
 
@@ -132,17 +146,18 @@ def test_limits_that_are_none() -> None:
 
 
 def test_weights_in_four_bits_are_larger_on_a_cpu() -> None:
-    size = LoadedSize("int4 in groups of 128", 32 * GB, 8 * GB, 5 * GB, four_bits=True)
+    size = LoadedSize("int4 in groups of 128", 32 * GB, 8 * GB, 5 * GB, four_bits=True, as_stored=True)
     model = replace(MODEL, quantised=size.kinds, weight_bytes=5 * GB, loaded=size)
     for torch, loaded in (
         (CPU, "32.00"),
         (replace(CPU, int8=True), "8.00"),
-        (CUDA, "5.00"),
-        (replace(CUDA, gpus=(ADA,)), "5.00"),
+        (CUDA, None),
+        (replace(CUDA, gpus=(ADA,)), None),
     ):
         check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=model))[-1]
         assert check.state is CheckState.OK, check
-        assert f"int4 in groups of 128, {loaded} GiB in memory" in check.found
+        assert f"5.00 GiB of weights in {size.kinds}" in check.found
+        assert loaded is None or f"{loaded} GiB in memory" in check.found
         assert ("fp8 is faster from 33 requests" in check.found) == (torch is CUDA), "an L4 has no products in FP8"
 
 
