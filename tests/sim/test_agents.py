@@ -12,7 +12,7 @@ from roseinfer.sim.workload import Arrival
 from tests.helpers.cases import cases, each_value
 from tests.sim.test_host_memory import COST
 
-SYSTEM_TOKENS, TURNS, OUTPUT_TOKENS, RESULT_TOKENS = 20_000, 10, 150, 350
+SYSTEM_TOKENS, TURNS, OUTPUT_TOKENS, RESULT_TOKENS = 20_000, 6, 150, 350
 
 
 def turns(agents: int, *, reasoning: bool) -> tuple[list[Arrival], int]:
@@ -55,7 +55,7 @@ def test_agents_find_their_prefixes_while_other_requests_take_all_slots(reasonin
     """Chats fill the other slots, and nearly always one waits. Each leaves snapshots in the slots that are reserved."""
     agents, repeated = turns(3, reasoning=reasoning)
     rng = random.Random(5)
-    chats = [Arrival(max(0.0, 0.8 * n - 50), [rng.randrange(3, 900) for _ in range(100)], 250) for n in range(800)]
+    chats = [Arrival(max(0.0, 0.8 * n - 50), [rng.randrange(3, 900) for _ in range(100)], 250) for n in range(500)]
     machine = Machine(replace(COST, step_s=0.12), max_model_len=32_768, num_kv_blocks=12_000, states=StatePool(48, 0))
     config = scheduler_config(max_num_seqs=256, max_num_batched_tokens=2048)
     found = simulate(sorted(agents + chats, key=lambda arrival: arrival.at_s), config, machine)

@@ -4,8 +4,6 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-import pytest
-
 from roseinfer.core.slo import Slo
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.autoscaling import simulate_fleet
@@ -15,9 +13,9 @@ from roseinfer.sim.sweep import EstimatesFactory
 from roseinfer.sim.workload import Arrival
 from tests.helpers.cases import cases
 
-# A slow machine, so that few steps are a minute: .1 s a step, .2 ms a prompt token. With eight seats and outputs of 6
-# tokens, an engine ends at most 13 requests a second.
-STEP_S, SEATS = 0.100, 8
+# A slow machine, so that few steps are a minute: .1 s a step, .2 ms a prompt token. With four seats and outputs of 6
+# tokens, an engine ends at most 6 requests a second.
+STEP_S, SEATS = 0.100, 4
 MACHINE = CostConfig(
     step_ms=1000 * STEP_S,
     token_us=200.0,
@@ -66,7 +64,7 @@ def size_at(found: FleetRun, at_s: float) -> int:
 
 @cases("policy", ["slack"], exhaustive=["fifo"])
 def test_an_overloaded_fleet_without_objectives_grows_within_a_minute_and_does_not_shrink(policy: str) -> None:
-    arrivals = load(40.0, 60.0)
+    arrivals = load(20.0, 60.0)
     grown = run(arrivals, 1, policy)
     assert size_at(grown, 60.0) == 3 and not removals(grown)
     assert not removals(run(arrivals, 3, policy))
@@ -74,13 +72,13 @@ def test_an_overloaded_fleet_without_objectives_grows_within_a_minute_and_does_n
 
 @cases("share", [2], exhaustive=[1])
 def test_a_fleet_with_objectives_on_some_or_all_requests_grows_and_does_not_shrink(share: int) -> None:
-    arrivals = [replace(arrival, slo=None if n % share else SLO) for n, arrival in enumerate(load(40.0, 40.0))]
+    arrivals = [replace(arrival, slo=None if n % share else SLO) for n, arrival in enumerate(load(20.0, 40.0))]
     grown = run(arrivals, 1)
     assert size_at(grown, 40.0) == 3 and not removals(grown)
 
 
 def test_an_engine_goes_after_an_overload_but_not_while_requests_wait() -> None:
-    found = run(load(30.0, 20.0) + load(2.0, 100.0, since_s=20.0), 1, most=2)
+    found = run(load(15.0, 20.0) + load(1.0, 100.0, since_s=20.0), 1, most=2)
     assert size_at(found, 20.0) == 2 and size_at(found, 120.0) == 1
     assert [waiting(found, at_s) for at_s in removals(found)] == [0]
 
@@ -88,10 +86,10 @@ def test_an_engine_goes_after_an_overload_but_not_while_requests_wait() -> None:
 def test_a_burst_adds_engines_only_if_it_lasts() -> None:
     def with_burst(count: int) -> FleetRun:
         burst = load(1000.0, count / 1000, since_s=40.0)
-        return run(sorted(load(2.0, 90.0) + burst, key=lambda arrival: arrival.at_s), 1)
+        return run(sorted(load(1.0, 90.0) + burst, key=lambda arrival: arrival.at_s), 1)
 
-    assert with_burst(60).sizes == [(0.0, 1)], "it is over after five seconds"
-    lasting = with_burst(400)
+    assert with_burst(30).sizes == [(0.0, 1)], "it is over after five seconds"
+    lasting = with_burst(200)
     assert size_at(lasting, 60.0) > 1 and all(waiting(lasting, at_s) == 0 for at_s in removals(lasting))
 
 
@@ -102,10 +100,10 @@ def test_long_prompts_fill_an_engine_though_seats_are_free() -> None:
     assert size_at(run(load(0.3, 60.0, prompt=3000, output=4), 3), 60.0) == 1
 
 
-@pytest.mark.parametrize("policy", ["slack", "fifo"])
+@cases("policy", ["slack"], exhaustive=["fifo"])
 def test_requests_that_wait_for_the_first_engine_go_to_the_new_ones(policy: str) -> None:
-    """They start after 15 s, when 400 requests wait for the first engine, which needs 30 s for these."""
-    found = run(load(40.0, 15.0), 1, policy)
+    """They start after 15 s, when 200 requests wait for the first engine, which needs 30 s for these."""
+    found = run(load(20.0, 15.0), 1, policy)
     lives = found.simulation.lifetimes
     assert all(life.served and len(life.token_s) == 6 for life in lives)
     assert found.replaced and len(set(found.replaced)) == len(found.replaced), "each moves once"

@@ -53,8 +53,8 @@ def test_turns_come_back_from_host_memory_and_first_tokens_are_sooner(policy: st
 
 @cases(
     ("policy", "copy_s"),
-    [("slack", 2e-3), ("fifo", 3e-4)],
-    exhaustive=[("slack", 3e-4), ("slack", 0.05), ("fifo", 2e-3), ("fifo", 0.05)],
+    [("slack", 2e-3)],
+    exhaustive=[("fifo", 3e-4), ("slack", 3e-4), ("slack", 0.05), ("fifo", 2e-3), ("fifo", 0.05)],
 )
 def test_over_a_slow_link_it_is_no_slower_than_without(policy: str, copy_s: float) -> None:
     """A block of 16 tokens takes about 0.3 ms to compute."""

@@ -30,6 +30,7 @@ from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import VOCAB_COUNT as VOCAB
 from roseinfer.sim.workload import poisson
+from tests.helpers.cases import each_value
 
 pytestmark = pytest.mark.long
 
@@ -101,8 +102,7 @@ def record(
     return plans
 
 
-@pytest.mark.parametrize("policy", ["fifo", "scorpio", "slack"])
-@pytest.mark.parametrize("overlap", [False, True])
+@each_value(policy=["fifo", "scorpio", "slack"], overlap=[False, True])
 def test_a_replay_makes_the_same_plans(tmp_path: Path, policy: str, overlap: bool) -> None:
     scheduler = SchedulerConfig(scheduling_policy=policy, overlap=overlap, max_num_seqs=64)
     file = tmp_path / "run.jsonl"

@@ -14,7 +14,7 @@ from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.drafts import right_guesses
 from roseinfer.sim.simulator import Lifetime, SimulationResult, simulate
 from roseinfer.sim.workload import Arrival
-from tests.helpers.cases import cases
+from tests.helpers.cases import cases, each_value
 
 GPU = CostParams(
     step_s=4e-3, token_s=17e-6, row_s=13e-6, context_s=30e-9, drafts=DraftCost(0.2e-3, 60e-6, 8e-6, 17e-6, 1e-9)
@@ -37,19 +37,18 @@ def test_guesses_are_right_as_often_as_was_asked_for(acceptance: float) -> None:
         assert sum(right > position for right in reached) / len(reached) == pytest.approx(acceptance, abs=0.1)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "slack", "scorpio"])
-@pytest.mark.parametrize("acceptance", [(0.5,) * 4, (1.0, 1.0), (0.05,)])
+@each_value(policy=["fifo", "slack", "scorpio"], acceptance=[(0.5,) * 4, (1.0, 1.0), (0.05,)])
 def test_outputs_are_as_long_as_without(policy: str, acceptance: tuple[float, ...]) -> None:
     found = run(acceptance, 4, 60, policy)
     assert [len(life.token_s) for life in found.lifetimes] == [60 + 7 * (i % 9) for i in range(8)]
 
 
-@pytest.mark.parametrize(("count", "acceptance", "least"), [(1, 0.8, 2.0), (8, 0.8, 1.8), (32, 0.6, 1.2)])
+@cases(("count", "acceptance", "least"), [(8, 0.8, 1.8)], exhaustive=[(1, 0.8, 2.0), (32, 0.6, 1.2)])
 def test_right_drafts_make_it_faster(count: int, acceptance: float, least: float) -> None:
     assert run((), count).elapsed_s > least * run((acceptance,) * 4, count).elapsed_s
 
 
-@pytest.mark.parametrize("count", [1, 64, 256])
+@cases("count", [64], exhaustive=[1, 256])
 def test_wrong_drafts_hardly_make_it_slower(count: int) -> None:
     assert run((), count, 100).elapsed_s > 0.98 * run((0.2,) * 4, count, 100).elapsed_s
 
@@ -75,9 +74,9 @@ def strict_after(seen: int, acceptance: tuple[float, ...], share: float = 0.6, b
     `beside`: requests with an easy objective that run at the same time.
     """
     easy, strict = Slo(tpot_s=0.1), Slo(ttft_s=5.0, tpot_s=share * LONE_STEP_S)
-    arrivals = [Arrival(0.05 * i, [5] * 100, 40 + i % 90, slo=easy) for i in range(seen)]
+    arrivals = [Arrival(0.05 * i, [5] * 100, 20 + i % 30, slo=easy) for i in range(seen)]
     start_s = 0.05 * seen + 10
-    for i in range(10):
+    for i in range(6):
         arrivals.append(Arrival(start_s + 2 * i, [5] * 100, 150 + 10 * i, slo=strict))
         arrivals += [Arrival(start_s + 2 * i + 0.1, [5] * 100, 100, slo=easy) for _ in range(beside)]
     config = scheduler_config(max_num_seqs=64, max_num_batched_tokens=2048)

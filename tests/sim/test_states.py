@@ -55,7 +55,7 @@ def test_steps_pay_for_the_states_that_they_move_and_policies_know_it() -> None:
     assert seconds([chunk], moved) - seconds([chunk]) == pytest.approx(200e-6)
 
 
-@pytest.mark.parametrize("policy", ["qoserve", "scorpio", "slack"])
+@cases("policy", ["slack"], exhaustive=["qoserve", "scorpio"])
 def test_the_cost_model_of_a_policy_predicts_steps_with_states(policy: str) -> None:
     machine = CostConfig(max_model_len=8192, state_slots=200, state_us=300.0).machine
     options = {"scheduling_policy": policy, "max_num_seqs": 32, "max_num_batched_tokens": 512}
@@ -79,7 +79,7 @@ def simulated(policy: str, arrivals: list[Arrival]) -> SimulationResult:
     return simulate(arrivals, scheduler_config(scheduling_policy=policy, max_num_batched_tokens=512), machine)
 
 
-@pytest.mark.parametrize("policy", ["slack", "scorpio"])
+@cases("policy", ["slack"], exhaustive=["scorpio"])
 def test_objectives_are_kept_or_refused_for_want_of_a_slot(policy: str) -> None:
     found = simulated(policy, short_of_slots(0)).lifetimes
     served = [life for life in found if life.served]

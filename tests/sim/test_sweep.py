@@ -94,14 +94,14 @@ def test_waits_are_added_up_by_cause_and_class() -> None:
 
 def test_every_wait_of_a_run_has_a_cause() -> None:
     for name in ("fifo", "slack", "qoserve"):
-        (point,) = sweep(name, rate=22.0, requests=150)
+        (point,) = sweep(name, rate=22.0, requests=80)
         waited = point["waited_s"]
         assert sum(waited.values()) > 0 and waited["other"] == waited["transit"] == 0.0
 
 
 def test_every_refusal_of_a_run_has_a_cause() -> None:
     for name in ("slack", "scorpio"):
-        (point,) = sweep(name, rate=22.0, requests=150)
+        (point,) = sweep(name, rate=22.0, requests=80)
         refused = point["refused_by"]
         assert sum(refused.values()) == pytest.approx(point["rejected"] * point["requests"]) and refused["other"] == 0
         assert refused["price" if name == "slack" else "utilisation"] > 0.5 * sum(refused.values())
@@ -224,13 +224,14 @@ def test_the_order_of_the_policies_past_saturation() -> None:
     assert found["slack"]["accepted_missed"] <= 0.02
 
 
+@pytest.mark.exhaustive
 def test_below_saturation_slack_loses_nothing_where_scorpio_does() -> None:
     found = {point["policy"]: point["adherence"] for point in sweep("fifo", "scorpio", "slack", rate=4.0, requests=75)}
     assert found["slack"] >= found["fifo"] - 0.001
     assert found["scorpio"] < 0.99
 
 
-@cases(("rate", "requests"), [(0.1, 20), (1.0, 40)], exhaustive=[(0.1, 150), (1.0, 150)])
+@cases(("rate", "requests"), [(1.0, 40)], exhaustive=[(0.1, 150), (1.0, 150)])
 def test_an_idle_machine_turns_nobody_away(rate: float, requests: int) -> None:
     assert sweep("slack", rate=rate, requests=requests)[0]["adherence"] == 1.0
 
@@ -263,11 +264,6 @@ def misjudging(requests: int) -> tuple[float, float]:
     return right, wrong
 
 
-def test_a_slower_machine_than_the_model_believes_costs_little_in_a_short_run() -> None:
-    right, wrong = misjudging(150)
-    assert wrong > right - 0.05
-
-
 @pytest.mark.exhaustive
 def test_a_slower_machine_than_the_model_believes_costs_little() -> None:
     right, wrong = misjudging(600)
@@ -276,7 +272,7 @@ def test_a_slower_machine_than_the_model_believes_costs_little() -> None:
 
 
 def test_true_lengths_show_who_was_refused_without_need() -> None:
-    point = sweep("slack", requests=150, false_rejects=True)[0]
+    point = sweep("slack", rate=22.0, requests=110, false_rejects=True)[0]
     assert 0 < point["false_rejected"] < point["rejected"]
 
 

@@ -237,13 +237,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_run(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
-    flags = ["--policies", "fifo,slack", "--requests", "20", "--jobs", "1", "--json", str(out)]
+    flags = ["--policies", "fifo,slack", "--requests", "10", "--jobs", "1", "--json", str(out)]
     assert cli.main(["simulate", "--workload", str(path), *flags]) == 0
     found = read_workload(str(path))
     points, rate = json.loads(out.read_text())["points"], found.workload.rate
     assert [(point["policy"], point["rate"]) for point in points] == [("fifo", rate), ("slack", rate)]
     names = {of.name for of in found.workload.classes}
-    assert points[0]["classes"].keys() <= names and points[0]["requests"] in (19, 20, 21)
+    assert points[0]["classes"].keys() <= names and points[0]["requests"] in (9, 10, 11)
     printed = capsys.readouterr().out
     assert all(name in printed for name in points[0]["classes"])
 
