@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-MIN_EXAMPLES_SHARE = 1 / 5
+MIN_EXAMPLES_SHARE = 1 / 10
 _examples_share = 1.0
 
 Axis = Mapping[str, Any] | Iterable[Any]
@@ -27,13 +27,13 @@ def each_value(**axes: Axis) -> pytest.MarkDecorator:
 
 
 def choose_examples(without_exhaustive: bool) -> None:
-    """Let `examples` keep a fifth if tests run without the exhaustive ones. Call before test modules are imported."""
+    """Let `examples` keep a tenth if tests run without the exhaustive ones. Call before test modules are imported."""
     global _examples_share
     _examples_share = MIN_EXAMPLES_SHARE if without_exhaustive else 1.0
 
 
 def examples(count: int, derandomize: bool = False) -> settings:
-    """Return settings of a property with `count` examples, of which `make test` runs a fifth."""
+    """Return settings of a property with `count` examples, of which `make test` runs a tenth."""
     return settings(max_examples=round(count * _examples_share), deadline=None, derandomize=derandomize)
 
 

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Iterator
 
-import pytest
-
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
@@ -12,6 +10,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
+from tests.helpers.cases import cases
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.helpers.guides import ArithmeticGuides
 
@@ -98,7 +97,7 @@ class Story:
                 self.core.add(now)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(12), exhaustive=range(12, 40))
 def test_a_request_survives_engines(seed: int) -> None:
     rng = random.Random(seed)
     asked = list(requests(rng))

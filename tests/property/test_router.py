@@ -14,6 +14,7 @@ from roseinfer.router.breaker import AttemptOutcome
 from roseinfer.router.placer import Placer
 from roseinfer.router.registry import ROUTERS
 from roseinfer.router.view import EngineView
+from tests.helpers.cases import examples
 from tests.router.promises import COST
 
 BLOCKS = 64
@@ -153,4 +154,4 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(examples(150), stateful_step_count=40)

@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
-from tests.helpers.cases import cases
+from tests.helpers.cases import cases, each_value
 from tests.helpers.drafters import Oracle, every_draft_of
 from tests.helpers.engines import EOS, Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
@@ -82,8 +82,7 @@ def test_many_turns_of_several_conversations_need_few_slots() -> None:
             histories[number] = [*history, *text(100 * turn + number, 100)]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("outputs", [63, 64, 200, 317])
+@each_value(depth=[1, 2], outputs=[63, 64, 200, 317])
 def test_a_later_turn_finds_all_but_the_end_of_the_output(depth: int, outputs: int) -> None:
     core, prompt = core_of(depth=depth), text(1, 100)
     said = answer(core, "a", prompt, max_tokens=outputs).tokens

@@ -20,6 +20,7 @@ from roseinfer.sim.distributions import Uniform
 from roseinfer.sim.length_hints import NoisyHints
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import TrafficClass, Workload
+from tests.helpers.cases import cases
 from tests.sched.queues import State
 
 COST = CostParams(step_s=0.010, token_s=1e-3, pair_s=0.0, row_s=0.0, context_s=0.0)
@@ -121,7 +122,7 @@ def test_lengths_are_learnt_by_qoserve_too() -> None:
     assert ended == [7]
 
 
-@pytest.mark.parametrize("policy", ["qoserve", "scorpio"])
+@cases("policy", ["qoserve"], exhaustive=["scorpio"])
 def test_they_keep_more_deadlines_than_fifo_beside_long_prompts(policy: str) -> None:
     """Nine of ten are short and due in 4 s, one has thousands of tokens and 15 s, on a machine where these are dear."""
     cost = CostParams(4.57e-3, 17.2e-6, 3.9e-9, 13.5e-6, 34e-9)

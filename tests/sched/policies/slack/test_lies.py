@@ -58,16 +58,13 @@ def test_a_short_hint_buys_next_to_nothing(rate: float, factor: float) -> None:
 
 def test_a_short_hint_buys_little_in_a_short_run() -> None:
     """A smoke test of the above: 20 requests of 100 decide, so the bound is wider."""
-    gained = []
-    for seed in (0, 1):
-        lies, honest = (marked(11.0, seed, factor, requests=100)[0] for factor in (0.1, 1.0))
-        gained.append(adherence(lies) - adherence(honest))
-    assert sum(gained) / 2 <= 0.08, gained
+    lies, honest = (marked(11.0, 0, factor, requests=100)[0] for factor in (0.1, 1.0))
+    assert adherence(lies) - adherence(honest) <= 0.08
 
 
 def test_predictions_of_the_server_are_trusted_as_before() -> None:
     """Their errors do not matter, since no client gains from them."""
-    work = WorkloadConfig(setup="scorpio-8b", num_requests=120, request_rate=13.0, seed=0)
+    work = WorkloadConfig(setup="scorpio-8b", num_requests=60, request_rate=13.0, seed=0)
     arrivals = make_arrivals(work, SCORPIO_8B)
     hints = [replace(arrival, hinted=True) for arrival in arrivals]
     config = scheduler_config(**SCORPIO_8B.scheduler)

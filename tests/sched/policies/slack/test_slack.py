@@ -401,6 +401,7 @@ def test_without_objectives_the_plans_are_those_of_fifo(depth: int) -> None:
     assert plans("slack") == plans("fifo")
 
 
+@pytest.mark.exhaustive
 def test_best_effort_is_served_under_a_steady_overload_of_objectives() -> None:
     arrivals = SCORPIO_8B.mix.requests(poisson(15.0, 300, 0), 0)
     arrivals += [Arrival(at_s, [1] * 50, 20) for at_s in (5.0, 10.0, 15.0)]
