@@ -122,6 +122,7 @@ def test_a_model_with_experts(tmp_path):
     assert 0 < found["work"]["expert_bytes"] < found["work"]["weight_bytes"]
 
 
+@pytest.mark.exhaustive
 def test_steps_with_prompts(capsys, tmp_path):
     """50 prompt tokens of 20, 20 and 10 per step, alone and with 2 rows; fewer such steps run than --steps."""
     file = tmp_path / "out.json"

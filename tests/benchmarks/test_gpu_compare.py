@@ -58,6 +58,7 @@ def test_ratios_pair_the_runs_of_one_number() -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_trees_are_served_in_alternating_order(tmp_path: Path, monkeypatch, capsys) -> None:
     new, old = write_tree(tmp_path / "new", 50), write_tree(tmp_path / "old", 100)
     cases = ["--cases", "gpt2 hol", "qwen3-8b six@35"]

@@ -128,6 +128,7 @@ def test_a_models_options_reach_its_server(modules):
     assert words[-6:] == ["--quantization", "fp8", "--kv-cache-dtype", "fp8", "--seed", "3"]
 
 
+@pytest.mark.exhaustive
 def test_a_table_of_one_row(modules, models, tmp_path, monkeypatch, capsys):
     """Our own client, a real server, and defaults for everything else."""
     arguments = "--num 16 --cycle 65,1 --out-len 4 --procs 2"
@@ -259,8 +260,9 @@ def test_page(modules, tmp_path, monkeypatch):
         assert (tmp_path / "docs" / "img" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_newer_rows_take_the_place_of_older_ones(modules, tmp_path):
+def test_newer_rows_take_the_place_of_older_ones(modules, tmp_path, monkeypatch):
     """Other rows of a model stay, with their machine, and all are in the table's order."""
+    monkeypatch.setattr(modules["report"], "draw", lambda *picture: None)
     old, new = made_up(modules), made_up(modules)
     new["rows"] = [row for row in new["rows"] if row["model"] == "qwen3-0.6b" and row["row"] != "seq1"]
     new |= {"commit": "def", "servers": {}, "hardware": {"gpu": "Another"}}

@@ -44,7 +44,7 @@ def launched() -> list[str]:
     """Return the names of the kernels that roseinfer's own code launches."""
     source = "\n".join(path.read_text() for path in sorted(KERNELS.rglob("*.py")))
     defined = set(re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+)", source, re.DOTALL))
-    return sorted(name for name in defined if re.search(rf"\b{name}\[", source))
+    return sorted(defined & set(re.findall(r"\b(\w+)\[", source)))
 
 
 OURS = {

@@ -12,6 +12,7 @@ from roseinfer.core.cpu_settings import KEPT_KERNELS, prepare_cpu_libraries
 CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads resident memory from /proc")
 def test_new_prompt_lengths_do_not_make_the_engine_grow() -> None:
     """60 new lengths add about 45 MB; 150 MB if the libraries keep all kernels."""

@@ -29,6 +29,7 @@ def test_loads_that_are_none():
         slo_cpu.parse(["--loads", "night"])
 
 
+@pytest.mark.exhaustive
 def test_a_load_has_its_own_capacity_and_rates():
     args = slo_cpu.parse(["--seconds", "0.1", "--loads", "long", "--rates", "200"])
     classes = slo_cpu.scaled_classes("long", 6000.0, 9000.0)

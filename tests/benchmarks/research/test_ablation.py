@@ -18,8 +18,8 @@ from roseinfer.sched.policies.slack.terms import Tuning
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Use loads of 60 requests."""
-    monkeypatch.setattr(random_loads, "space", lambda: {**space(), "requests": 60, "long_requests": 30})
+    """Use loads of 45 requests."""
+    monkeypatch.setattr(random_loads, "space", lambda: {**space(), "requests": 45, "long_requests": 22})
 
 
 @pytest.fixture

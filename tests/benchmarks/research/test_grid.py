@@ -33,14 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grid_of(**changes: object) -> Grid:
-    return Grid(**{"seed": 2, "count": 6, "policies": ("fifo", "sarathi", "scorpio-tuned"), **changes})
+    return Grid(**{"seed": 2, "count": 3, "policies": ("fifo", "sarathi", "scorpio-tuned"), **changes})
 
 
 def test_loads_are_judged_worst_first_and_those_without_their_trace_are_named() -> None:
     found = run_grid(grid_of())
     ratios = [entry["ratio"] for entry in found["loads"]]
-    assert ratios == sorted(ratios) and len(ratios) + len(found["left_out"]) == 6
-    assert found["left_out"] == [n for n in range(6) if draw_choices(2, n).trace_files]
+    assert ratios == sorted(ratios) and len(ratios) + len(found["left_out"]) == 3
+    assert found["left_out"] == [n for n in range(3) if draw_choices(2, n).trace_files]
     assert found["summary"]["ratio"]["worst"] == ratios[0]
     for entry in found["loads"]:
         assert {name: len(outcomes) for name, outcomes in entry["outcomes"].items()} == {
@@ -151,11 +151,11 @@ def test_policies_and_options_that_are_wrong() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "grid.json"
-    flags = f"--random-loads 6 --seed 2 --policies fifo,sarathi --jobs 1 --json {file} --cache {tmp_path / 'cache'}"
+    flags = f"--random-loads 3 --seed 2 --policies fifo,sarathi --jobs 1 --json {file} --cache {tmp_path / 'cache'}"
     assert grid.main(flags.split()) == 0
     said = capsys.readouterr().out
     written = json.loads(file.read_text())
-    assert len(written["loads"]) + len(written["left_out"]) == 6
+    assert len(written["loads"]) + len(written["left_out"]) == 3
     assert all(entry["description"] in said for entry in written["loads"])
     assert "adherence: at least .99 of the best other's on" in said
     assert f"left out: {len(written['left_out'])} loads that need a trace" in said

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.research import random_loads
 from benchmarks.research.choices import Choices, describe, draw_choices, kinds_of, space
 from benchmarks.research.random_loads import RandomLoad, TraceNeededError, draw_load, floors
 from roseinfer.core.errors import ConfigError
@@ -99,7 +100,8 @@ def test_the_rate_is_the_load_times_the_capacity() -> None:
     assert len(load.arrivals) / load.arrivals[-1].at_s == pytest.approx(load.rate, rel=0.25)
 
 
-def test_what_clients_say_is_hinted_and_what_a_predictor_says_is_not() -> None:
+def test_what_clients_say_is_hinted_and_what_a_predictor_says_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_loads, "space", lambda: {**space(), "requests": 30, "long_requests": 15})
     said = {}
     for kind in space()["load_choices"]["hints"]:
         load = load_where(hints=kind)
