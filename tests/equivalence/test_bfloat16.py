@@ -26,6 +26,7 @@ NAMES = [name for name in SETTINGS if CUDA or name not in ON_CUDA]
 PAIRS = [("depth 2", "graphs" if CUDA else "plain"), *((name, "plain") for name in NAMES if name != "plain")]
 # On a CPU the last setting, which contains the others, stands for them.
 USUAL = [name for name in NAMES if CUDA or name in ("plain", "all at once")]
+USUAL_MODELS = [name for name in MODELS if CUDA or name in ("qwen3", "gpt-oss-mxfp4")]
 USUAL_PAIRS = [(name, other) for name, other in PAIRS if name in USUAL]
 
 
@@ -55,7 +56,10 @@ class Model:
         return found
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in USUAL_MODELS else pytest.mark.exhaustive) for name in MODELS],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     yield Model(request.param, tmp_path_factory.mktemp(request.param))
     if CUDA:

@@ -31,7 +31,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "long": {"temperature": 0.7},
     "again": {"temperature": 0.0, "min_tokens": 12, "stop_token_ids": tuple(range(0, VOCAB, 40))},
 }
-FAMILIES = ("qwen3", "mistral-window", "olmo3")
+FAMILIES = ("qwen3", pytest.param("mistral-window", marks=pytest.mark.exhaustive), "olmo3")
 NAMES = [name for name in SETTINGS if CUDA or name not in ("graphs", "torch")]
 
 
@@ -86,7 +86,7 @@ def test_drafts_change_nothing(path: Path, setting: str, monkeypatch: pytest.Mon
     assert compare(plain, drafted, 1e-3).parted == 0
 
 
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}], ids=["fp8 kv", "bfloat16"])
+@cases("options", [{"kv_cache_dtype": "fp8"}], exhaustive=[{"dtype": "bfloat16"}])
 def test_drafts_change_no_more_than_another_batch(
     path: Path, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

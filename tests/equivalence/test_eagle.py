@@ -61,7 +61,7 @@ class RecordingHead(HeadProposer):
         self.seen.append((request.request_id, list(request.tokens), drafts))
 
 
-@pytest.fixture(scope="module", params=["llama", "olmo3"])
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.exhaustive), "olmo3"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """Return a model whose layers are all alike, or one with windows, hence with two KV groups."""
     return make_reference(request.param)
@@ -73,10 +73,10 @@ def folders(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) ->
     return save_reference(model, folder / "target"), HEAD.write(folder / "head")
 
 
-def texts_of(core: EngineCore, samples: int = 1) -> Texts:
-    """Return the outputs of all prompts, the first ones before the others start."""
+def texts_of(core: EngineCore, samples: int = 1, prompts: Sequence[str] = tuple(PROMPTS)) -> Texts:
+    """Return the outputs of prompts, the first ones before the others start."""
     found: Texts = defaultdict(list)
-    for names in (list(PROMPTS)[:2], list(PROMPTS)[2:]):
+    for names in (prompts[:2], prompts[2:]):
         for number, name in enumerate(names):
             params = {"temperature": 0.0, **SAMPLING.get(name, {})}
             sampling = SequenceParams(max_tokens=24 + 3 * number, ignore_eos=True, seed=number, **params)

@@ -12,6 +12,7 @@ from roseinfer.quant.int8_product import unsupported_reason
 from tests.equivalence.models import SMALL_SHAPES, save_model
 from tests.equivalence.near_ties import DifferentError, compare
 from tests.equivalence.runs import SETTINGS, Run, Runs
+from tests.helpers.cases import cases
 from tests.helpers.held_out import cosine, held_out_logits, held_out_tokens, loss_of
 
 pytestmark = pytest.mark.skipif(
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 # Of log probabilities, which differ by .1 and more from those in float32.
 TOLERANCE = 0.05
+# The last setting contains the others.
 NAMES = [name for name in SETTINGS if name not in ("plain", "graphs", "torch")]
 
 
@@ -36,7 +38,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("setting", NAMES)
+@cases("setting", ["all at once"], exhaustive=[name for name in NAMES if name != "all at once"])
 def test_ways_of_running_agree(model: Model, setting: str) -> None:
     seen = compare(model.run(setting), model.run("plain"), TOLERANCE)
     print(seen)

@@ -31,11 +31,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunks": {"enable_prefix_caching": False, "long_prefill_token_threshold": 7, "overlap": True},
     "few blocks": {"num_kv_blocks": 24, "scheduling_policy": "fifo", "state_slots": 12},
 }
-# The last one has the texts of the first.
-USUAL_HYBRIDS = [*list(HYBRIDS)[:3], pytest.param("qwen3.5-vision", marks=pytest.mark.exhaustive)]
+FAMILIES = [*list(HYBRIDS)[:2], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in list(HYBRIDS)[2:])]
 
 
-@pytest.fixture(scope="module", params=USUAL_HYBRIDS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return make_reference(request.param)
 
@@ -59,7 +58,7 @@ def test_texts_stay_and_drafts_are_the_references(model: PreTrainedModel, folder
         assert texts_of(core) == texts, setting
         core.close()
         right = wrong = 0
-        for request_id, tokens, drafts in head.seen[::3]:  # the reference computes the whole text each time
+        for request_id, tokens, drafts in head.seen[::5]:  # the reference computes the whole text each time
             name = request_id.partition(":")[0]
             if name in SAMPLING:
                 continue
@@ -122,10 +121,10 @@ def test_a_head_in_fp8_is_widened(tmp_path: Path) -> None:
         save_file({**stored, **head}, tmp_path / "model.safetensors", {"format": "pt"})
         core, recorder = start(tmp_path, speculation="mtp,tokens=3"), RecordingHead()
         core.scheduler.drafting = Drafting((recorder,), EveryDraft(), MAX_DRAFTS, recorder)
-        texts_of(core)
+        texts_of(core, prompts=("longer", "one"))
         core.close()
         seen.append(recorder.seen)
-    assert seen[0] == seen[1] and len(seen[0]) > 60
+    assert seen[0] == seen[1] and len(seen[0]) > 20
 
 
 def test_biases_that_gptq_adds_to_a_head_have_to_be_zeros(tmp_path: Path) -> None:

@@ -25,12 +25,11 @@ SETTINGS = {
         "overlap": True,
     },
 }
-LENGTH = 24
-# The last one has the texts of the first.
-USUAL_HYBRIDS = [*list(HYBRIDS)[:3], pytest.param("qwen3.5-vision", marks=pytest.mark.exhaustive)]
+LENGTH = 16
+FAMILIES = [*list(HYBRIDS)[:2], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in list(HYBRIDS)[2:])]
 
 
-@pytest.fixture(scope="module", params=USUAL_HYBRIDS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_reference(make_reference(request.param), tmp_path_factory.mktemp("hybrid") / request.param)
 
