@@ -9,6 +9,7 @@ from roseinfer.attention import softmax, torch_backend
 from roseinfer.attention.torch_backend import TorchAttention
 from tests.helpers.attention import spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
+from tests.helpers.cases import cases, each_value
 
 CPU = torch.device("cpu")
 LAYERS = 3
@@ -98,9 +99,9 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 8), (6, 2, 16), (3, 1, 10)])
-@pytest.mark.parametrize("block_size", [1, 2, 16, 256])
-def test_random_mixed_batches(heads: int, kv_heads: int, dim: int, block_size: int) -> None:
+@each_value(block_size=[1, 2, 16, 256], shape=[(4, 4, 8), (6, 2, 16), (3, 1, 10)])
+def test_random_mixed_batches(block_size: int, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, dim = shape
     rng = random.Random(block_size + heads)
     attention = TorchAttention([spec_of(heads, kv_heads, dim)] * LAYERS, torch.float32)
     for _ in range(4):
@@ -162,9 +163,9 @@ def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     case.check(case.backend(), tolerance)
 
 
-@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 64, 300])
-@pytest.mark.parametrize(("heads", "kv_heads", "block_size"), [(4, 4, 1), (6, 2, 16), (3, 1, 32)])
-def test_windows(window: int, heads: int, kv_heads: int, block_size: int) -> None:
+@each_value(window=[1, 2, 15, 16, 17, 64, 300], shape=[(4, 4, 1), (6, 2, 16), (3, 1, 32)])
+def test_windows(window: int, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, block_size = shape
     """Whole prompts and chunks shorter and longer than the window, decodes on both sides of its border."""
     rng = random.Random(window + heads)
     attention = TorchAttention([spec_of(heads, kv_heads, 8, window=window)] * LAYERS, torch.float32)
@@ -235,7 +236,7 @@ def test_layers_that_skip_the_first_key(window: int | None) -> None:
         case.check(attention, 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(10), exhaustive=range(10, 40))
 def test_a_windowed_prompt_in_any_chunks(seed: int) -> None:
     """Each position's output is that of the whole prompt, wherever chunks begin and end, including decodes."""
     rng = random.Random(seed)

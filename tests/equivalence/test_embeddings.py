@@ -17,6 +17,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.pooling import pooling_prompt
 from tests.equivalence.small_engines import PROMPTS, start
+from tests.helpers.cases import each_value
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, gather, run_dry
 from tests.helpers.sentence_folders import add_modules
@@ -68,8 +69,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, to
     return save_reference(model, tmp_path_factory.mktemp("qwen3")), found
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", METHODS)
+@each_value(setting=SETTINGS.keys(), method=METHODS.keys())
 def test_embeddings_are_those_of_transformers(method: str, setting: str, states) -> None:
     folder, hidden = states
     core = start(add_modules(folder, {"pooling_mode": method}), **SETTINGS[setting])

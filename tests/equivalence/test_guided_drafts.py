@@ -6,8 +6,6 @@ On a CPU, and on a GPU if there is one. Sampling and constraint of each prompt d
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt
@@ -19,6 +17,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.grammar.library import GrammarTokens
 from tests.equivalence.models import SHAPES, SMALL_SHAPES, VOCAB, save_model
 from tests.equivalence.runs import CUDA, PROMPTS, SETTINGS, start
+from tests.helpers.cases import each_value
 from tests.helpers.drafters import Oracle, UncheckedDrafts, every_draft_of
 from tests.helpers.engines import Collected, gather
 from tests.helpers.tokenizers import EOS_ID
@@ -67,8 +66,7 @@ def run(core: EngineCore) -> dict[str, Collected]:
     return found
 
 
-@pytest.mark.parametrize("setting", ["plain", "all at once"])
-@pytest.mark.parametrize("right", [0.6, 1.0])
+@each_value(setting=["plain", "all at once"], right=[0.6, 1.0])
 def test_drafts_change_no_constrained_output(setting: str, right: float, tmp_path: Path) -> None:
     path = save_model("qwen3", (SHAPES if CUDA else SMALL_SHAPES)["qwen3"], tmp_path)
     core = started(path, setting)

@@ -194,7 +194,7 @@ class Pair:
     large: Engine
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=["bfloat16", "fp8-kv", pytest.param("fp8", marks=pytest.mark.exhaustive)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     path: Path = save_model("qwen3", SHAPE, tmp_path_factory.mktemp(request.param))
     options = {**WAYS, **STEPS, **FORMATS[request.param]}

@@ -168,7 +168,7 @@ def test_mutated_files_are_read_or_refused(folder: Path, name: str) -> None:
     for document in documents:
         assert check(folder, name, json.dumps(document).encode(), read), "what is mutated is valid"
     rng = random.Random(f"28 {name}")
-    accepted = [check(folder, name, json.dumps(mutated(rng.choice(documents), rng)).encode(), read) for _ in range(600)]
+    accepted = [check(folder, name, json.dumps(mutated(rng.choice(documents), rng)).encode(), read) for _ in range(200)]
     assert 0 < sum(accepted) < len(accepted)
 
 

@@ -105,7 +105,7 @@ def test_whole_prompt_far_beyond_the_original_context(pair: tuple[PreTrainedMode
     run_whole_prompt(*pair)
 
 
-@cases("block_size", [4, 256], exhaustive=[1, 16])
+@cases("block_size", [4], exhaustive=[1, 16, 256])
 def test_chunks_of_odd_sizes(pair: tuple[PreTrainedModel, CausalLM], block_size: int) -> None:
     run_chunks_of_odd_sizes(*pair, block_size)
 
@@ -122,7 +122,6 @@ def test_families_of_other_shapes(name: str, device: str, tmp_path: Path) -> Non
         pytest.skip("GPUs compute experts in 16 bits")
     reference = make_reference(name)
     model = load(save_reference(reference, tmp_path), device=device)
-    run_whole_prompt(reference, model)
     run_chunks_of_odd_sizes(reference, model, block_size=4)
     run_mixed_steps(reference, model, block_size=32)
 

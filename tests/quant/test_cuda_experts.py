@@ -83,8 +83,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((found.double().cpu() - wanted).norm() / wanted.norm()).item()
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize("rows", [FEW, MANY])
+@each_value(rows=[FEW, MANY], renormalise=[True, False])
 def test_experts_in_16_bits(rows: int, renormalise: bool) -> None:
     shape = replace(SHAPE, renormalise=renormalise, hidden=72, width=40)
     tensors, x = halved(draw(shape)), inputs(rows, 72)
@@ -141,8 +140,7 @@ def in_int4(tensors: dict[str, torch.Tensor], groups: Callable[[str], int]) -> d
     }
 
 
-@pytest.mark.parametrize("rows", [FEW, MANY])
-@pytest.mark.parametrize("kind", ["stored", "drawn", "in another order"])
+@each_value(kind=["stored", "drawn", "in another order"], rows=[FEW, MANY])
 def test_experts_in_int4(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = replace(SHAPE, width=96)
     tensors, x = halved(draw(shape)), inputs(rows)

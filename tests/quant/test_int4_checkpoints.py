@@ -18,6 +18,7 @@ from roseinfer.models.loader import Checkpoint
 from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
+from tests.helpers.cases import cases, each_value
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.fp8_files import is_linear
 from tests.helpers.gathering import Gathering
@@ -65,8 +66,7 @@ def format_of(folder: Path, product: Gathering) -> Int4Format:
     return Int4Format(scheme, product)
 
 
-@pytest.mark.parametrize("maker", [*MAKERS, *DISORDERED], ids=lambda maker: maker.name)
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@each_value(maker={maker.name: maker for maker in (*MAKERS, *DISORDERED)}, family=["qwen3", "qwen2"])
 def test_a_checkpoint_computes_with_its_codes(tmp_path: Path, maker: Int4Maker, family: str) -> None:
     """Compare widened weights, and products in four bits, with the model in floats."""
     wide = make(tmp_path, maker, family)
@@ -258,7 +258,7 @@ def damage(tensors: Tensors, rng: random.Random) -> Tensors:
     return kinds[rng.choice(sorted(kinds))]
 
 
-@pytest.mark.parametrize("maker", [MAKERS[0], DISORDERED[0], MAKERS[4]], ids=lambda maker: maker.name)
+@cases("maker", [DISORDERED[0]], exhaustive=[MAKERS[0], MAKERS[4]])
 def test_damaged_tensors_are_read_or_named(tmp_path: Path, maker: Int4Maker) -> None:
     make(tmp_path, maker, num_hidden_layers=1)
     tensors = load_file(tmp_path / "model.safetensors")

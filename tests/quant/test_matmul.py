@@ -132,8 +132,7 @@ def test_a_residual_is_added(kind: Kind, with_bias: bool) -> None:
         assert_near(product(x, residual), expected, kind)
 
 
-@pytest.mark.parametrize("norm_of", [RMSNorm, LayerNorm])
-@pytest.mark.parametrize("epilogue", [NO_EPILOGUE, Epilogue("silu", gated=True)], ids=str)
+@each_value(norm_of={"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}, epilogue=[NO_EPILOGUE, Epilogue("silu", gated=True)])
 def test_a_norm_before(kind: Kind, norm_of: type[RMSNorm] | type[LayerNorm], epilogue: Epilogue) -> None:
     weight = draw_weight(kind)
     norm: Norm = norm_of(WIDTH, 1e-5)

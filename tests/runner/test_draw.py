@@ -137,7 +137,7 @@ def test_candidates_change_nothing():
     assert alone == whole.tolist()
 
 
-@cases("vocab_size", [1, 256, 257, 700], exhaustive=[255, 1024])
+@cases("vocab_size", [1, 257], exhaustive=[255, 256, 700, 1024])
 def test_vocabularies_around_the_block_size(vocab_size):
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3)).mul(2).tolist()
     expected = distribution(logits, SequenceParams())

@@ -18,6 +18,7 @@ from roseinfer.models.eagle.model import DraftingModel
 from roseinfer.models.loader import load_model
 from roseinfer.models.step import StepContext
 from tests.helpers.batches import HandRow, HandRunner, make_batch
+from tests.helpers.cases import each_value
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.eagle_folders import EagleFolder
 from tests.helpers.eagle_reference import EagleReference
@@ -155,8 +156,7 @@ def test_states_are_the_streams_that_enter_layers(
     torch.testing.assert_close(states, torch.cat([caught[i] for i in boundaries], -1), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("flags", FLAGS)
+@each_value(flags=FLAGS, nested=[False, True])
 def test_drafts_of_each_flag(
     target: Decoder, plain_target: PreTrainedModel, tmp_path: Path, flags: tuple[str, ...], nested: bool
 ) -> None:

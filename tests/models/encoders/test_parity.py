@@ -12,6 +12,7 @@ from roseinfer.models.encoders import attention
 from roseinfer.models.encoders.attention import RowAttention
 from roseinfer.models.encoders.base import EncoderModel, PackedRows
 from roseinfer.models.encoders.xlm_roberta import XLMRoberta
+from tests.helpers.cases import each_value
 from tests.helpers.encoders import (
     ENCODERS,
     LENGTHS,
@@ -101,8 +102,7 @@ def test_segments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert", "gemma3"])
+@each_value(name=["bert", "xlm-r", "modernbert", "gemma3"], dtype=["bfloat16", "float16"])
 def test_half_precision(name: str, dtype: str, device: str, tmp_path: Path) -> None:
     """Include rows that one kernel attends without padding on a GPU, longer than local windows."""
     reference = make_encoder(ENCODERS[name])
