@@ -15,7 +15,7 @@ from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
-from tests.helpers.cases import pairwise
+from tests.helpers.cases import cases, pairwise
 from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.slot_matrices import exact_delta
 from tests.helpers.weights import BUILD, Named
@@ -122,8 +122,7 @@ def test_products(kind: str, count: int, gated: bool, normed: bool) -> None:
     assert_close(got, expected if residual is None else expected + residual.double())
 
 
-@pytest.mark.parametrize("kind", ["channel", "block"])
-@pytest.mark.parametrize("count", [FEW, MANY])
+@cases(("kind", "count"), [("channel", FEW), ("block", MANY)], exhaustive=[("channel", MANY), ("block", FEW)])
 def test_pairs_in_fp8(kind: str, count: int) -> None:
     step = StepAdapters()
     up_base, down_base = base_product(kind, 2 * HIDDEN, WIDTH, SILU), base_product(kind, WIDTH, HIDDEN, NO_EPILOGUE)

@@ -5,6 +5,7 @@ import pytest
 from roseinfer.core.errors import ConfigError
 from tests.adapters.driving import Driver, assert_close, build
 from tests.adapters.test_equivalence import prompt
+from tests.helpers.cases import cases
 from tests.helpers.checkpoints import EXPERTS, make_reference, save_reference
 from tests.helpers.gguf_files import write_model
 from tests.helpers.lora_folders import linear_shapes, merge, write_adapter
@@ -25,10 +26,11 @@ SUPPORTED = {
     "cohere2": rf"{ATTENTION}|mlp\.(gate|up|down)_proj",
     "starcoder2": rf"{ATTENTION}|mlp\.c_(fc|proj)",
 }
+DEFAULT = ("mixtral", "qwen3.5-moe", "gemma3", "starcoder2")
 REQUESTS = [(prompt(9, 1), "one"), (prompt(17, 2), None), (prompt(6, 3), "two"), (prompt(5, 4), "one")]
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
+@cases("family", DEFAULT, exhaustive=[family for family in SUPPORTED if family not in DEFAULT])
 def test_a_mixed_batch_equals_merged_weights(family, tmp_path):
     model = save_reference(make_reference(family), tmp_path / "model")
     shapes = linear_shapes(model, modules=SUPPORTED[family])

@@ -299,10 +299,10 @@ def test_the_default_length_fits_the_context(capsys):
 
 
 def test_a_reader_that_goes_away_is_no_crash():
-    code = "import sys; from roseinfer.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    argv = ["generate", *GREEDY, "--ignore-eos", "--max-tokens", "400", "--prompt", "import"]
+    argv = ["generate", *GREEDY, "--ignore-eos", "--max-tokens", "40", "--prompt", "import"]
+    command = [sys.executable, "-m", "roseinfer.cli", *argv]
     reader, writer = os.pipe()
-    process = subprocess.Popen([sys.executable, "-c", code, *argv], stdout=writer, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     os.close(reader)
     _, errors = process.communicate(timeout=120)

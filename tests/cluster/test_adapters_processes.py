@@ -46,7 +46,7 @@ def test_requests_keep_their_adapter_when_an_engine_is_killed(run: Callable[[Wor
     async def work(fleet: LiveFleet, folder: Path) -> None:
         write_tiny_adapter(folder / "second", 2, rank=8)
         second = await fleet.engine.put_adapter("second", "second")
-        asked = requests(fleet, [None, fleet.engine.adapters()["given"], second] * 2, max_tokens=60)
+        asked = requests(fleet, [None, fleet.engine.adapters()["given"], second] * 2, max_tokens=30)
         alone = await fleet.run(asked)
         assert len({tuple(stream.ids[0]) for stream in alone[:3]}) == 3, "each has an answer of its own"
         streams = fleet.start(asked)
@@ -90,13 +90,13 @@ def test_an_adapter_in_use_may_be_dropped(run: Callable[[Work], None]) -> None:
     async def work(fleet: LiveFleet, folder: Path) -> None:
         write_tiny_adapter(folder / "used", 5)
         used = await fleet.engine.put_adapter("used", "used")
-        asked = requests(fleet, [used] * 4, max_tokens=40)
+        asked = requests(fleet, [used] * 4, max_tokens=20)
         streams = fleet.start(asked)
         await until(lambda: all(stream.tokens for stream in streams))
         await fleet.engine.drop_adapter("used")
         assert "used" not in fleet.engine.adapters()
         await ended(streams)
-        assert all(stream.error is None and stream.tokens == 40 for stream in streams)
+        assert all(stream.error is None and stream.tokens == 20 for stream in streams)
 
     run(work)
 

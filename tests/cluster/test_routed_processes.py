@@ -82,7 +82,7 @@ def begun(streams: list[Stream]) -> int:
 def test_two_engines_give_the_output_of_one(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         rng = random.Random(1)
-        requests = make_requests(fleet.tokenizer, 200, rng, max_tokens=4)
+        requests = make_requests(fleet.tokenizer, 80, rng, max_tokens=4)
         one = await AsyncEngine.start(
             UnixSocketTransport(fleet.supervisor.addresses[0]), fleet.tokenizer, prefix="one-"
         )
@@ -102,11 +102,11 @@ def test_two_engines_give_the_output_of_one(run: Callable[[FleetWork], None]) ->
 
 def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
-        requests = make_requests(fleet.tokenizer, 16, random.Random(5), max_tokens=40)
+        requests = make_requests(fleet.tokenizer, 12, random.Random(5), max_tokens=30)
         expected = await fleet.run(requests)
         frozen = fleet.pids[0]
         streams = fleet.start(again(expected, "frozen"))
-        await until(lambda: begun(streams) >= 10)
+        await until(lambda: begun(streams) >= 8)
         os.kill(frozen, signal.SIGSTOP)
         try:
             await ended(streams)

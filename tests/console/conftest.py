@@ -18,6 +18,7 @@ tpot_ms = 400
 # What a page may take on a busy machine.
 PATIENCE_MS = 20_000
 PHONE = {"width": 390, "height": 844}
+SIZES = [pytest.param(None, id="desktop"), pytest.param(PHONE, id="phone", marks=pytest.mark.exhaustive)]
 
 OpenPage = Callable[..., Any]
 

@@ -9,7 +9,7 @@ import pytest
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import DraftStats, SchedulerStats
-from tests.console.conftest import PHONE, replace_requests
+from tests.console.conftest import SIZES, replace_requests
 from tests.server.live import LiveServer
 from tests.server.real_server import RealServer
 from tests.text.tokenizers import byte_level
@@ -24,7 +24,7 @@ def ask(server: RealServer, **fields: Any) -> httpx.Response:
     return server.http.post("/v1/completions", json={"prompt": "go on", "max_tokens": 8, **fields})
 
 
-@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", SIZES)
 def test_steps_and_engines_are_shown(open_page: OpenPage, server: RealServer, size: dict[str, int] | None) -> None:
     assert ask(server, max_tokens=30, ignore_eos=True).is_success  # enough steps to measure its speed
     page = open_page(server.url + "/#machine", **({"viewport": size} if size else {}))

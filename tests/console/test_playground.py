@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.console.conftest import PHONE
+from tests.helpers.cases import cases
 from tests.server.real_server import RealServer, until
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -34,7 +35,7 @@ def answer(page: Any) -> Any:
     return page.get_by_role("article", name="Model").last
 
 
-@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+@cases("size", [PHONE], exhaustive=[None])
 def test_a_newcomer_sees_a_refusal_and_a_kept_promise_in_three_clicks(
     open_page: OpenPage, server: RealServer, size: dict[str, int] | None
 ) -> None:
@@ -179,14 +180,10 @@ def test_sampling_is_the_servers_suggestion_unless_set(page: Any) -> None:
         assert (body["temperature"], body["top_p"]) == sent
 
 
-@pytest.mark.parametrize(
+@cases(
     ("label", "typed", "left"),
-    [
-        ("Temperature", "0.3", "0.3"),
-        ("Max tokens", "77", "77"),
-        ("Max tokens", "0", "1000"),
-        ("First token within, ms", "4321", "4321"),
-    ],
+    [("Temperature", "0.3", "0.3"), ("Max tokens", "0", "1000")],
+    exhaustive=[("Max tokens", "77", "77"), ("First token within, ms", "4321", "4321")],
 )
 def test_what_is_typed_while_an_answer_arrives_stays(page: Any, label: str, typed: str, left: str) -> None:
     ask_for_long_answers(page)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.console.conftest import PHONE, replace_requests
+from tests.console.conftest import SIZES, replace_requests
 from tests.server.real_server import RealServer
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -51,7 +51,7 @@ def test_the_list_shows_outcomes(open_page: OpenPage, asked: RealServer) -> None
     expect(quick).to_contain_text("first 5 s · per token 400 ms")
 
 
-@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", SIZES)
 def test_a_rejected_request_shows_its_cause(
     open_page: OpenPage, asked: RealServer, size: dict[str, int] | None
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_class_column_shows_the_class(open_page: OpenPage, asked: RealServer
         expect(row(page, name).locator(".c-request")).to_have_text("completions")
 
 
-@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", SIZES)
 def test_a_late_row_shows_what_was_late(open_page: OpenPage, asked: RealServer, size: dict[str, int] | None) -> None:
     page = open_page(asked.url + "/#requests", **({"viewport": size} if size else {}))
     (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]

@@ -118,12 +118,19 @@ def index() -> Iterator[HTTPServer]:
         thread.join()
 
 
-def test_credentials_are_all_that_it_needs(clone: Path, index: HTTPServer) -> None:
+def upload(clone: Path, index: HTTPServer, password: str) -> subprocess.CompletedProcess[str]:
     to = {"TWINE_REPOSITORY_URL": f"http://127.0.0.1:{index.server_port}/", "TWINE_USERNAME": "__token__"}
-    wrong = release(clone, TWINE_PASSWORD="wrong", **to)
+    return release(clone, TWINE_PASSWORD=password, **to)
+
+
+@pytest.mark.exhaustive
+def test_a_rejected_upload_leaves_no_tag(clone: Path, index: HTTPServer) -> None:
+    wrong = upload(clone, index, "wrong")
     assert wrong.returncode and git(clone, "tag", "--list") == "" and Index.received == []
 
-    done = release(clone, TWINE_PASSWORD="secret", **to)
+
+def test_credentials_are_all_that_it_needs(clone: Path, index: HTTPServer) -> None:
+    done = upload(clone, index, "secret")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(Index.received) == 2 and all(b"1.2.0" in body for body in Index.received)
     assert not any(b"ignored.py" in body for body in Index.received), "the archives have what is committed"

@@ -53,7 +53,7 @@ RUNNABLE = {line: words for line, words in RUNNABLE.items() if not NOT_RUN & {*w
 def url() -> Iterator[str]:
     adapters = ROOT / "roseinfer" / "assets"
     options = ("--lora", f"terse={adapters / 'terse'}", "--lora-dir", str(adapters))
-    with RealServer("--max-model-len", "512", *options) as server:  # the model ends few answers by itself
+    with RealServer("--max-model-len", "416", *options) as server:  # the model ends few answers by itself
         yield server.url
 
 

@@ -1,7 +1,6 @@
 """A request that continues from another engine ends as if nothing had interrupted it."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.blocks import block_keys, sha256
 from roseinfer.sim.replay import read_recording, replay
+from tests.helpers.cases import cases
 from tests.helpers.drafters import Oracle
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
@@ -78,18 +78,15 @@ def asked(name: str, n: int = 1, meta: RequestMeta = NO_META, **fields: object) 
     return Add("a", Prompt(PROMPT, REQUESTS.get(name, REQUESTS["plain"]), meta, guide), n, **fields)
 
 
-def cuts(length: int) -> Iterator[int]:
-    """Return every point at which an output of this length can be interrupted."""
-    yield from range(1, length)
-
-
+@cases("stride", [3], exhaustive=[1])
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("name", [*REQUESTS, *GUIDED])
-def test_a_resumed_request_has_the_same_output(name: str, kind: str) -> None:
+def test_a_resumed_request_has_the_same_output(name: str, kind: str, stride: int) -> None:
+    """Outputs are interrupted after each token, or after each third one."""
     whole = run(engine(), asked(name))["a:0"]
     drafted = 0
     assert len(whole.tokens) > 8
-    for cut in cuts(min(len(whole.tokens), 24)):
+    for cut in range(1, min(len(whole.tokens), 24), stride):
         said = PriorOutput(whole.tokens[:cut], 0.25)
         core = continuing(kind, {"a:0": whole})
         rest = run(core, asked(name, outputs=[said]), beside=4 if kind == "preempted" else 0)["a:0"]

@@ -10,6 +10,7 @@ from roseinfer import LLM, SamplingParams
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
+from tests.helpers.cases import cases
 from tests.helpers.drafters import EveryDraft
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
@@ -35,14 +36,14 @@ def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]
     return [sample.text for sample in samples]
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "auto"])
+@cases("speculation", ["auto"], exhaustive=["ngram"])
 def test_texts_are_the_same_with_drafts(speculation: str) -> None:
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, n=2, ignore_eos=True)
     assert texts(speculation, params) == texts("off", params)
 
 
 def test_recorded_outputs_of_one_run_are_the_drafts_of_another(tmp_path: Path) -> None:
-    file, params = tmp_path / "outputs.jsonl", SamplingParams(max_tokens=120, temperature=0.7, n=2, ignore_eos=True)
+    file, params = tmp_path / "outputs.jsonl", SamplingParams(max_tokens=60, temperature=0.7, n=2, ignore_eos=True)
     outputs, steps = [], []
     for speculation in (f"record:{file}", f"recorded:{file},wrong=0.1"):
         with LLM("tiny", threads=1, num_kv_blocks=64, load_format="dummy", speculation=speculation) as llm:

@@ -345,6 +345,7 @@ def test_depth(levels: int, words: str) -> None:
     assert raised.value.code == "grammar_too_complex"
 
 
+@pytest.mark.exhaustive
 def test_checking_a_schema_takes_linear_time() -> None:
     """Long chains in either order of definition, and a part that needs all of them: quadratic time is minutes."""
     count = 20_000

@@ -32,21 +32,30 @@ from typing import Any
 MODULES = (
     *("benchmarks.api_cost", "benchmarks.request_files", "roseinfer", "tests.engine", "tests.server"),
     *("tests.helpers.acting_rank", "tests.helpers.fragile_engine", "tests.helpers.hanging_engine"),
+    "tests.helpers.run_code",
 )
-# The programs themselves, too, which import most of what they need.
+# The programs themselves, too, and what these and FastAPI import only once they have started.
 IMPORTED = (
     "torch",
+    "pydantic.v1",
+    "uvicorn.lifespan.on",
+    "uvloop",
     "roseinfer.cli.main",
     "roseinfer.cluster.remote.engine_process",
     "roseinfer.engine.process",
     "roseinfer.ranks.process",
     "roseinfer.runner.build",
+    "roseinfer.server.run",
+    "roseinfer.server.workers.manager",
     "roseinfer.server.workers.worker",
 )
 # Variables that no library reads when it is imported: a fork may have other values than the library process.
 LATE_VARIABLES = frozenset(
     {"GOMP_SPINCOUNT", "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
-    | {"OPENBLAS_NUM_THREADS", "PYTEST_CURRENT_TEST", "ROSEINFER_API_KEY", "TMPDIR"}
+    | {"NOTIFY_SOCKET", "OPENBLAS_NUM_THREADS", "OTEL_EXPORTER_OTLP_ENDPOINT", "PYTEST_CURRENT_TEST"}
+    | {"ROSEINFER_API_KEY", "TMPDIR", "WATCHDOG_USEC"}
+    # What our code sets once PyTorch is imported.
+    | {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMM_MEM_DISABLE_MULTICAST"}
 )
 CLONE_CALLS = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT = 0x8000

@@ -37,7 +37,7 @@ print(group.all_reduce(torch.ones(1)).item())
 def test_time_while_all_ranks_are_stopped_does_not_count() -> None:
     with tempfile.TemporaryFile() as store:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "pass_fds": [store.fileno()]}
-        command = [sys.executable, "-c", RANK, str(store.fileno())]
+        command = [sys.executable, "-m", "tests.helpers.run_code", RANK, str(store.fileno())]
         ranks = [subprocess.Popen([*command, str(rank), str(TIMEOUT_S)], **pipes) for rank in range(2)]  # type: ignore[call-overload]
     try:
         assert [rank.stdout.readline() for rank in ranks] == ["here\n"] * 2
@@ -98,6 +98,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.exhaustive  # `test_forked` has a fork of an engine of two ranks
 def test_a_fork_exits_without_destroying_the_group() -> None:
     process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", FORK], process_group=0)
     try:

@@ -37,7 +37,8 @@ def descriptor() -> Iterator[int]:
 
 
 def test_two_processes_see_each_others_values(descriptor: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", OTHER, str(descriptor)], pass_fds=[descriptor])
+    command = [sys.executable, "-m", "tests.helpers.run_code", OTHER, str(descriptor)]
+    process = subprocess.Popen(command, pass_fds=[descriptor])
     try:
         kept = SharedStore(descriptor)
         store = dist.PrefixStore("group", kept)

@@ -94,12 +94,12 @@ Results = dict[tuple[str, str], dict[str, Any]]
 
 
 def run_ranks(out: Path, size: int, cases: list[str]) -> list[Results]:
-    tokens = ",".join(map(str, TOKENS))
+    command, tokens = [sys.executable, "-m", "tests.helpers.run_code", RANK], ",".join(map(str, TOKENS))
     files = [out / f"rank-{rank}.pt" for rank in range(size)]
     with (out / "store").open("w+b") as store:
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", RANK, str(store.fileno()), str(rank), str(size), tokens, str(file), *cases],
+                [*command, str(store.fileno()), str(rank), str(size), tokens, str(file), *cases],
                 pass_fds=[store.fileno()],
                 stderr=subprocess.PIPE,
                 text=True,

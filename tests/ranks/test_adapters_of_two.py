@@ -49,7 +49,7 @@ class Pair:
         raise AssertionError("nothing was read")
 
 
-@pytest.fixture(scope="module", params=["llama3", "phi3", "qwen3.5"])
+@pytest.fixture(scope="module", params=["llama3", pytest.param("phi3", marks=pytest.mark.exhaustive), "qwen3.5"])
 def pair(request, tmp_path_factory) -> Iterator[Pair]:
     model = save_reference(make_reference(request.param), tmp_path_factory.mktemp("model"))
     pair = Pair(model, tmp_path_factory.mktemp("adapters"), SUPPORTED.get(request.param, ".*"))

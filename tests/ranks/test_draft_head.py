@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import roseinfer
 from roseinfer import LLM, SamplingParams
 from roseinfer.sched.drafting.drafting import Drafting
@@ -18,6 +20,7 @@ CONFIG = json.loads((Path(roseinfer.__file__).parent / "assets" / "tiny" / "conf
 PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n"]
 
 
+@pytest.mark.exhaustive  # the test below shows drafts of two ranks, too
 def test_drafts_of_two_ranks_change_nothing(tmp_path: Path) -> None:
     hidden, vocabulary, layers = CONFIG["hidden_size"], CONFIG["vocab_size"], CONFIG["num_hidden_layers"]
     head = EagleFolder(target_hidden=hidden, vocabulary=vocabulary, ids=(1, layers), nested=True).write(

@@ -204,9 +204,8 @@ llm.generate("x")
 
 def test_an_interrupted_script_ends_although_a_rank_is_stopped() -> None:
     """The script does not close its LLM, and a step is in flight."""
-    script = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED_SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "tests.helpers.run_code", INTERRUPTED_SCRIPT]
+    script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         output, errors = script.communicate(timeout=60)
     finally:

@@ -81,7 +81,6 @@ def kill_together(server: RealServer, engines: list[int]) -> None:
     server.process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.usefixtures("executed")
 def test_requests_that_have_sent_nothing_survive_several_engines(tmp_path: Path) -> None:
     ask: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 5, "extra_body": {"ignore_eos": True}}
     with (

@@ -99,7 +99,6 @@ def test_a_short_demo_from_start_to_end(tmp_path):
     assert kinds[DemoKind.IMPOSSIBLE]["refused"] == kinds[DemoKind.IMPOSSIBLE]["sent"] > 0
 
 
-@pytest.mark.usefixtures("executed")
 def test_ctrl_c_ends_load_and_server(tmp_path):
     with start(tmp_path, "--duration", "0") as process:
         assert process.stdout is not None

@@ -61,9 +61,9 @@ def test_prompt_and_output_together_may_exceed_the_context(client: openai.OpenAI
 
 def test_truncated_prompts(client: openai.OpenAI, llm: LLM) -> None:
     text = "".join(f"value_{i} = {i}\n" for i in range(2000))
-    for truncate, kept in ((30, 30), (-1, 1280 - 40)):
-        params = replace(PARAMS, truncate_prompt_tokens=truncate)
-        body: dict[str, Any] = {**GREEDY, "prompt": text, "max_tokens": 40}
+    for truncate, kept in ((30, 30), (-1, 1280 - 10)):
+        params = replace(PARAMS, max_tokens=10, truncate_prompt_tokens=truncate)
+        body: dict[str, Any] = {**GREEDY, "prompt": text, "max_tokens": 10}
         body["extra_body"] = {"truncate_prompt_tokens": truncate}
         done = client.completions.create(**body)
         assert done.usage is not None and done.usage.prompt_tokens == kept
@@ -107,10 +107,12 @@ def test_bad_words(client: openai.OpenAI, llm: LLM) -> None:
     assert any(llm.engine.tokenizer.token_str(ids[-1]) == passed_over[0] for ids in spellings)
 
 
+@pytest.mark.exhaustive
 def test_bad_words_in_every_sample_and_under_preemption(real: RealServer, client: openai.OpenAI, llm: LLM) -> None:
     """16 samples of 110 tokens need more than the cache holds."""
     plain = replace(PARAMS, n=16, max_tokens=110, temperature=0.8, seed=5, ignore_eos=True)
-    words = tuple({banned_word(sample.text) for sample in llm.generate(PROMPTS[2], plain)[0].outputs})
+    few = replace(plain, n=3, max_tokens=40)
+    words = tuple({banned_word(sample.text) for sample in llm.generate(PROMPTS[2], few)[0].outputs})
     expected = llm.generate(PROMPTS[2], replace(plain, bad_words=words))[0].outputs
     preempted = real.metrics("vllm:num_preemptions_total")[0]
     done = client.completions.create(

@@ -113,8 +113,11 @@ def asked_of_responses(choice: Any) -> Any:
     "choice",
     [
         "required",
-        {"type": "function", "name": "weather"},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+        pytest.param({"type": "function", "name": "weather"}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_a_response_calls_a_tool(client: openai.OpenAI, choice: Any) -> None:
@@ -207,6 +210,7 @@ def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(
 # --- the examples -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive  # tests above show what they ask for
 @pytest.mark.parametrize(
     ("name", "below", "expected"),
     [

@@ -13,10 +13,10 @@ from tests.server.live import http_post
 from tests.server.real_server import PATIENCE_S, RealServer, until
 
 PROMPTS = ("def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n    ")
-LENGTH = 48
+LENGTH = 36
 MESSAGES = [{"role": "user", "content": "def fibonacci("}]
 GREEDY = {"model": "tiny", "temperature": 0.0}
-SEEDED = {"model": "tiny", "prompt": PROMPTS[2], "max_tokens": 40, "temperature": 1.2, "top_p": 0.95, "seed": 11}
+SEEDED = {"model": "tiny", "prompt": PROMPTS[2], "max_tokens": 24, "temperature": 1.2, "top_p": 0.95, "seed": 11}
 # Far longer than a test lasts.
 ENDLESS = {"model": "tiny", "prompt": "import os\n", "max_tokens": 1200, "extra_body": {"ignore_eos": True}}
 COUNTERS = (

@@ -178,7 +178,6 @@ def test_the_private_key_is_nowhere(hosts: Hosts) -> None:
     assert secret and not [text for text in shown for line in secret if line in text]
 
 
-@pytest.mark.usefixtures("executed")
 def test_a_certificate_of_another_ca_ends_the_start_with_one_line(hosts: Hosts, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "roseinfer.cli", "serve", *Front.fixed]
     command += ["--engines", hosts.engines[0].address, "--tls-dir", str(write_certificate(tmp_path, "foreign"))]

@@ -14,7 +14,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.text.output import CallStart, Text
 from roseinfer.text.tools.base import CallParser, Mark, Tool
 from roseinfer.text.tools.registry import detect, format_names, tool_format
-from tests.helpers.cases import examples
+from tests.helpers.cases import cases, examples
 from tests.text.tools.recorded import (
     MARKS,
     ORDINARY,
@@ -130,11 +130,12 @@ LONG = {
         '[TOOL_CALLS][{"name": "',
     ],
 }
-TAILS = ["[", '"', "\\", " ", "<tool_call>", '{"name": "f", "arguments": {}}, ', "f(a=1), ", "</parameter"]
+TAILS = ["[", "\\", '{"name": "f", "arguments": {}}, ']
+MORE_TAILS = ['"', " ", "<tool_call>", "f(a=1), ", "</parameter"]
 
 
 @pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("tail", TAILS)
+@cases("tail", TAILS, exhaustive=MORE_TAILS)
 def test_the_cost_is_linear(name: str, tail: str):
     """Compare the work for a text with that for a text four times as long."""
     for head in LONG[name]:

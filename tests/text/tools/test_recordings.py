@@ -44,6 +44,7 @@ def test_whole(path: Path):
             assert isinstance(json.loads(call[1]), dict), "complete arguments are JSON"
 
 
+@pytest.mark.exhaustive
 @recordings
 def test_every_split_in_two(path: Path):
     record = recorded(path)

@@ -3,13 +3,12 @@
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.text.tools.base import Tool
 from roseinfer.text.tools.registry import tool_format
-from tests.helpers.cases import examples
+from tests.helpers.cases import cases, examples
 from tests.text.tools.recorded import ORDINARY, fed, plain_tokenizer
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
@@ -43,7 +42,7 @@ def written(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n<function=f>\n{''.join(parts)}</function>\n</tool_call>"
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama_json", "mistral", "pythonic", "qwen_xml"])
+@cases("name", ["hermes", "pythonic", "qwen_xml"], exhaustive=["llama_json", "mistral"])
 @examples(60)
 @given(arguments=ARGUMENTS)
 def test_arguments_come_back(name: str, arguments: dict[str, Any]):
