@@ -291,9 +291,11 @@ class Dispatcher:
         """Displace the requests of a lost engine, or end them. `endpoint` has noted the loss already.
 
         Other engines get them a little later. By then, further engines that were lost at the same time are known, so no
-        request loses a second engine that was dead before it came.
+        request loses a second engine that was dead before it came. Those on this host are known at once.
         """
         drained = endpoint.draining  # before `refresh`, which may already report it as dead
+        for each in self._endpoints:
+            each.look_for_end()
         self.refresh()
         drained = (drained or endpoint.draining) and not suspects
         if not drained:

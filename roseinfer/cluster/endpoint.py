@@ -14,6 +14,7 @@ from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.transport import Transport
+from roseinfer.processes.ending import is_ending
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Endpoint:
         self._status = EngineStatus()
         self._reports_draining = False  # it has reported that it accepts no more requests
         self._process = -1  # number of the connected process
+        self._ending = False  # that process was seen to end, although the connection is still there
         self._lost_since_s = clock.now()
         self._process_stats = SchedulerStats()
         self._past_stats = SchedulerStats()  # counts of earlier processes
@@ -96,10 +98,10 @@ class Endpoint:
 
     @property
     def usable(self) -> bool:
-        """True if it could serve a request if no other can. Its supervisor may report its end before the connection
-        does.
+        """True if it could serve a request if no other can. Its process or its supervisor may show its end before the
+        connection does.
         """
-        return self.engine is not None and self._status.state is not EngineState.DEAD
+        return self.engine is not None and not self._ending and self._status.state is not EngineState.DEAD
 
     @property
     def retiring(self) -> bool:
@@ -171,6 +173,7 @@ class Endpoint:
             self._process_stats = SchedulerStats()
             self._seen_writes = -1  # promises written before the connection are new for the new process
         self._process = process
+        self._ending = False
         self._lost.clear()
         self.engine, self.info, self._death = engine, engine.info, None
         self.up.set()
@@ -198,6 +201,11 @@ class Endpoint:
         self.draining = self.retiring or self._reports_draining or self._status.state is EngineState.DRAINING
         self.quiet = self._status.state is EngineState.QUIET
         return promise
+
+    def look_for_end(self) -> None:
+        """Note whether the connected process is ending. That needs a look at the process, unlike `refresh`."""
+        status = self.reader.status(self.number)
+        self._ending |= status.pid > 0 and status.number == self._process and is_ending(status.pid)
 
     # --- reports ------------------------------------------------------------------------------------------------
     def health(self) -> EngineHealth:

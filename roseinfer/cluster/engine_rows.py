@@ -15,12 +15,12 @@ _STATES = tuple(EngineState)
 class EngineRows:
     """A row for each engine, read by every process of the server. A `StatusReader`."""
 
-    _STATUS = 0  # word of a row
+    _STATUS, _PID = 0, 1  # words of a row
 
     def __init__(self, rows: SharedRows[Promise]) -> None:
         self.engines = rows.rows
         self._rows = rows
-        self._newest = [(0, EngineStatus())] * self.engines  # words and their meaning
+        self._newest = [((0, 0), EngineStatus())] * self.engines  # words and their meaning
 
     @classmethod
     def create(cls, path: Path, engines: int) -> Self:
@@ -51,13 +51,14 @@ class EngineRows:
 
     def set_status(self, engine: int, status: EngineStatus) -> None:
         word = 2 * (status.number * len(_STATES) + _STATES.index(status.state)) + status.final
+        self._rows.set(engine, self._PID, status.pid)
         self._rows.set(engine, self._STATUS, word)
 
     def status(self, engine: int) -> EngineStatus:
-        word = self._rows.get(engine, self._STATUS)
+        words = word, pid = self._rows.get(engine, self._STATUS), self._rows.get(engine, self._PID)
         seen, status = self._newest[engine]
-        if word != seen:
+        if words != seen:
             number, state = divmod(word // 2, len(_STATES))
-            status = EngineStatus(_STATES[state], number, bool(word % 2))
-            self._newest[engine] = (word, status)
+            status = EngineStatus(_STATES[state], number, bool(word % 2), pid=pid)
+            self._newest[engine] = (words, status)
         return status

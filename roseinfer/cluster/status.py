@@ -10,13 +10,14 @@ class EngineStatus(NamedTuple):
     """Status of an engine. `number`: of its present process, counted from 1; 0 = none yet. `final`: it was given up.
 
     `host_lost`: nothing is received from its supervisor either, so its host or the network has failed; the other fields
-    are the last that were received.
+    are the last that were received. `pid`: of its present process on this host; 0 = none, or on another host.
     """
 
     state: EngineState = EngineState.STARTING
     number: int = 0
     final: bool = False
     host_lost: bool = False
+    pid: int = 0
 
 
 class StatusReader(Protocol):

@@ -345,4 +345,5 @@ class SupervisedEngine:
 
     def _set_phase(self, phase: EngineState) -> None:
         self._phase = phase
-        self._rows.set_status(self.index, EngineStatus(self.state, self._loop.number, self.given_up))
+        pid = (self._present and self._present.process.pid) or 0
+        self._rows.set_status(self.index, EngineStatus(self.state, self._loop.number, self.given_up, pid=pid))

@@ -32,8 +32,8 @@ LAST_MESSAGES_TIMEOUT_S = 1.0
 MAX_PENDING_CONNECTIONS = 128
 _HIDDEN = ".new"  # suffix of a socket to which its owner has yet to connect
 
-# Shared row of an engine: its newest promise, which it writes itself, and a word for its owner (`cluster.engine_rows`).
-ENGINE_ROWS = RowLayout(words=1, record=Promise(0.0), tag=" ".join(EngineState))
+# Shared row of an engine: its newest promise, which it writes itself, and words for its owner (`cluster.engine_rows`).
+ENGINE_ROWS = RowLayout(words=2, record=Promise(0.0), tag=" ".join(EngineState))
 
 
 class PeerBoot(msgspec.Struct, frozen=True):
@@ -90,6 +90,9 @@ class EngineLaunch:
 
 class EngineProcess(Transport, Protocol):
     """A transport to an engine process that this one owns."""
+
+    @property
+    def pid(self) -> int | None: ...
 
     async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None:
         """Do the first half of `start`: clients can connect afterwards, while the engine loads. Raises `OSError`."""

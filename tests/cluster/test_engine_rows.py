@@ -25,8 +25,8 @@ def test_every_process_reads_the_status_that_the_supervisor_writes(tmp_path: Pat
     rows, other = EngineRows.create(tmp_path / "rows", 2), EngineRows.open(tmp_path / "rows")
     for state in EngineState:
         for final in (False, True):
-            rows.set_status(1, EngineStatus(state, 2**40, final))
-            assert other.status(1) == EngineStatus(state, 2**40, final)
+            rows.set_status(1, EngineStatus(state, 2**40, final, pid=77))
+            assert other.status(1) == EngineStatus(state, 2**40, final, pid=77)
     assert other.status(0) == EngineStatus() and other.promise(1) is None
     rows.close()
     other.close()

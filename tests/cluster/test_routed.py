@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from roseinfer.cluster.displaced import MAX_LATE_S, MAX_WAIT_S, SETTLE_S
+from roseinfer.cluster.displaced import MAX_WAIT_S, SETTLE_S
 from roseinfer.cluster.routing import new_ask, prompt_block_keys
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import (
@@ -307,17 +308,22 @@ async def test_requests_do_not_wait_for_engines_that_start_slowly_or_not_at_all(
 
 
 @fleet_test()
-async def test_losses_that_were_not_read_in_time_are_read_before_requests_move(fleet: Fleet) -> None:
-    """The process was held up for longer than it waits for other losses: it waits once more."""
+async def test_an_engine_that_is_ending_gets_no_requests(fleet: Fleet) -> None:
+    """Show an ended process whose connection is still there."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
     asked = [fleet.submit() for _ in range(2)]
     lost = fleet.where(asked[0])
-    assert lost is not None
+    assert lost is not None and fleet.where(asked[1]) == 1 - lost
+    number = fleet.board.status(1 - lost).number
+    fleet.board.set_status(1 - lost, EngineStatus(EngineState.READY, number, pid=ended.pid))
     fleet.lose(lost)
-    fleet.clock.advance(SETTLE_S + 2 * MAX_LATE_S)
-    fleet.routed.place_displaced()
-    assert fleet.where(asked[0]) is None
     fleet.settle()
-    assert fleet.where(asked[0]) == 1 - lost
+    assert fleet.where(asked[0]) is None, "it waits"
+    fleet.lose(1 - lost)
+    await fleet.restart(lost)
+    fleet.settle()
+    assert [fleet.where(one) for one in asked] == [lost] * 2
     fleet.finish()
 
 

@@ -68,6 +68,7 @@ class FakeProcess:
     sent: list[ClientMessage] = field(default_factory=list)
     asked: int = 0
     info: EngineInfo = INFO
+    pid: int | None = None
 
     def __post_init__(self) -> None:
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -191,7 +191,8 @@ class EngineServer:
     def _status_update(self, steps: list[StepRecord]) -> StatusUpdate:
         # The engine sends promises itself, with their age: their times in a report are of this host's clock.
         report = replace(self.report(), promise=None)
-        return StatusUpdate(self._supervisor.status(0), report, steps, self._clock.now())
+        status = self._supervisor.status(0)._replace(pid=0)  # of this host
+        return StatusUpdate(status, report, steps, self._clock.now())
 
     async def _send_updates(self) -> None:
         checks = 0
