@@ -1,6 +1,8 @@
 """Checkpoints in bfloat16 with the proportions of real models: activations and logits of about unit size."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -102,18 +104,19 @@ SMALL_SHAPES = {
 
 
 @torch.no_grad()
-def save_model(family: str, shape: dict[str, object], folder: Path, attention_gain: float = 1.0) -> Path:
-    """Save a model whose matrices keep the size of their input. `attention_gain`: fault on one layer's attention
-    output.
-    """
+def save_model(
+    family: str, shape: Mapping[str, object], folder: Path, gains: Mapping[str, float] = MappingProxyType({})
+) -> Path:
+    """Save a model whose matrices keep the size of their input. gains: factors of matrices by a part of their names."""
     model = make_reference(family.removesuffix(PACKED), **shape)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             # GPT-2's layers hold [in, out]; tied or not, embeddings are [vocab, hidden].
             inputs = parameter.shape[0] if ".c_" in name else parameter.shape[1]
             parameter.mul_(inputs**-0.5 / parameter.std())
-        if "s.1.self_attn.o_proj.weight" in name or "h.1.attn.c_proj.weight" in name:
-            parameter.mul_(attention_gain)
+        for part, gain in gains.items():
+            if part in name:
+                parameter.mul_(gain)
     if not family.endswith(PACKED):
         return save_reference(model.bfloat16(), folder)
     return pack_folder(save_reference(round_experts(model.bfloat16()), folder))

@@ -49,7 +49,8 @@ class Model:
         return self._runs.run(setting, "cuda" if CUDA else "cpu", "bfloat16")
 
     def wrong(self, attention_gain: float) -> Run:
-        path = save_model(self.family, MODELS[self.family], self._folder / "wrong", attention_gain)
+        gains = dict.fromkeys(("s.1.self_attn.o_proj.weight", "h.1.attn.c_proj.weight"), attention_gain)
+        path = save_model(self.family, MODELS[self.family], self._folder / "wrong", gains)
         core = start(path, "cuda" if CUDA else "cpu", "bfloat16")
         found = run(core)
         core.close()

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from tests.helpers.checkpoints import make_reference
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_BETWEEN = (VALUES[:7] + VALUES[1:8]) / 2
 QUANTIZATION = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": [
@@ -31,7 +32,8 @@ def packed(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     blocks = weights.reshape(*weights.shape[:-1], -1, 32).astype(np.float32)
     exponents = np.floor(np.log2(np.abs(blocks).max(-1).clip(1e-30))).astype(np.int32) - 2
     scaled = np.ldexp(blocks, -exponents[..., None])
-    codes = np.abs(scaled[..., None] - VALUES).argmin(-1).astype(np.uint8)
+    codes = np.searchsorted(_BETWEEN, np.abs(scaled)).astype(np.uint8)  # the smaller of two that are as near
+    codes |= ((scaled < 0) & (codes > 0)).astype(np.uint8) << 3
     found = codes[..., 0::2] | codes[..., 1::2] << 4, (exponents + 127).astype(np.uint8)
     return np.ascontiguousarray(found[0]), np.ascontiguousarray(found[1])
 
