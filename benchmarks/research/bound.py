@@ -46,9 +46,10 @@ half within 1 point of the exact maximum, the worst 6 above it.
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import exp, inf, pi, sqrt
+from typing import Self
 
 from benchmarks.research.demands import Demand, demand, levels, promised
 from benchmarks.research.windows import Windows
@@ -108,6 +109,34 @@ def capacity(requests: Sequence[Arrival], machine: Machine, target: float = 0.99
     return low
 
 
+@dataclass(frozen=True)
+class _Costs:
+    """Costs of some requests, cheapest first, and the sums of the first of them."""
+
+    costs: list[float]
+    sums: list[float]
+
+    @classmethod
+    def of(cls, works: Sequence[tuple[float, float]], ratio: float) -> Self:
+        """ratio: price of decoding, in prices of prefill."""
+        costs = sorted(prefill_s + ratio * decode_s for prefill_s, decode_s in works)
+        return cls(costs, [*accumulate(costs, initial=0.0)])
+
+    def gain(self, price: float) -> float:
+        """Return what those that are worth the price are worth beyond it."""
+        count = bisect_left(self.costs, 1.0 / price) if price > 0.0 else len(self.costs)
+        return count - price * self.sums[count]
+
+
+@dataclass(frozen=True)
+class _PricedWork:
+    """Work by level, at some prices of decoding: of requests that hold their pace, and of those that wait."""
+
+    ratios: Sequence[float]
+    paced: list[_Costs]
+    free: list[_Costs]
+
+
 class SteadyMix:
     """Sample of requests, by level, for static bounds at any rate. `possible`: the bound on an idle machine."""
 
@@ -133,9 +162,11 @@ class SteadyMix:
             (self._waiting if waits else self._work)[level].append((each.prefill_s, each.decode_s))
             self._held_s[level] += 0.0 if waits else each.holds_s
 
+        self._priced_work = [self._work_at(self._ratios(lift)) for lift in _RATIOS]
+
     def bound(self, rate: float) -> float:
         per_s = rate * self._share  # requests with objectives
-        return min(self.possible, *(self._priced(per_s, self._ratios(lift)) for lift in _RATIOS))
+        return min(self.possible, *(self._priced(per_s, work) for work in self._priced_work))
 
     def _room(self, level: int) -> float:
         """Return seconds of work per second at that level."""
@@ -146,21 +177,26 @@ class SteadyMix:
         full = [1.0 / max(self._room(level), 1e-9) for level in range(len(self._levels))]
         return [1.0 + lift * (value * self._up - 1.0) for value in full]
 
-    def _priced(self, per_s: float, ratios: Sequence[float]) -> float:
+    def _work_at(self, ratios: Sequence[float]) -> _PricedWork:
+        paced = [_Costs.of(works, ratio) for works, ratio in zip(self._work, ratios, strict=True)]
+        free = [_Costs.of(works, ratio) for works, ratio in zip(self._waiting, ratios, strict=True)]
+        return _PricedWork(ratios, paced, free)
+
+    def _priced(self, per_s: float, work: _PricedWork) -> float:
         """Return the smallest bound over the price of work. It is convex in the price: golden section search."""
         there = self._there(per_s)
         low, high = 0.0, self._dearest
         a, b = high - _GOLDEN * high, _GOLDEN * high
-        at_a, at_b = self._at(a, per_s, ratios, there), self._at(b, per_s, ratios, there)
+        at_a, at_b = self._at(a, per_s, work, there), self._at(b, per_s, work, there)
         for _ in range(40):
             if at_a < at_b:
                 high, b, at_b = b, a, at_a
                 a = high - _GOLDEN * (high - low)
-                at_a = self._at(a, per_s, ratios, there)
+                at_a = self._at(a, per_s, work, there)
             else:
                 low, a, at_a = a, b, at_b
                 b = low + _GOLDEN * (high - low)
-                at_b = self._at(b, per_s, ratios, there)
+                at_b = self._at(b, per_s, work, there)
         return min(at_a, at_b)
 
     def _there(self, per_s: float) -> list[float]:
@@ -174,10 +210,10 @@ class SteadyMix:
             found.append(1.0 - exp(-load))
         return found
 
-    def _at(self, price: float, per_s: float, ratios: Sequence[float], there: Sequence[float]) -> float:
-        worth = [price / per_s * ratio * self._room(level) for level, ratio in enumerate(ratios)]
-        paced = [_gain(works, price, ratio) / self._count for works, ratio in zip(self._work, ratios, strict=True)]
-        free = sum(_gain(works, price, ratio) for works, ratio in zip(self._waiting, ratios, strict=True))
+    def _at(self, price: float, per_s: float, work: _PricedWork, there: Sequence[float]) -> float:
+        worth = [price / per_s * ratio * self._room(level) for level, ratio in enumerate(work.ratios)]
+        paced = [costs.gain(price) / self._count for costs in work.paced]
+        free = sum(costs.gain(price) for costs in work.free)
         lost = [after - before for before, after in pairwise(worth)]
         return worth[-1] + paced[-1] + free / self._count + _most(paced[:-1], lost, there)
 
@@ -194,12 +230,6 @@ def _most(gains: Sequence[float], losses: Sequence[float], there: Sequence[float
         upto = accumulate(best[: level + 2], max)
         best[: level + 2] = [before + slope * value for before, value in zip(upto, values, strict=False)]
     return max(best[: len(gains) + 1])
-
-
-def _gain(works: Sequence[tuple[float, float]], price: float, ratio: float) -> float:
-    """Return what these requests are worth beyond the price of their work."""
-    gains = [1.0 - price * (prefill_s + ratio * decode_s) for prefill_s, decode_s in works]
-    return sum([gain for gain in gains if gain > 0.0])
 
 
 def fluid_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False) -> float:
