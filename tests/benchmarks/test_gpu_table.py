@@ -13,6 +13,7 @@ from benchmarks import bounds, gpu_result, gpu_rows, gpu_table, model_folders, r
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.models.config import read_model_spec
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.cases import cases
 
 pytestmark = pytest.mark.long
 
@@ -96,7 +97,7 @@ def test_a_vocabulary_that_the_config_leaves_to_a_default(modules, tmp_path, mon
     assert made == [262_208] and read_model_spec(folder).num_layers == 62
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3-0.6b"])
+@cases("name", ["gpt2"], exhaustive=["qwen3-0.6b"])
 def test_every_id_of_a_made_tokenizer_is_text(modules, tmp_path, name):
     folder = modules["folders"].write_folder(name, tmp_path)
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -244,6 +245,8 @@ def test_page(modules, tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["report.py", str(source), "--out", str(tmp_path / "docs"), "--classes", str(CLASSES)]
     )
+    bars = modules["report"].bars
+    monkeypatch.setattr(modules["report"], "bars", lambda *rows: dict([*bars(*rows).items()][:9]))  # drawing takes long
     modules["report"].main()
     text = (tmp_path / "docs" / "gpu.md").read_text()
     assert text.startswith("# roseinfer on one NVIDIA Made-Up\n") and str(tmp_path) not in text

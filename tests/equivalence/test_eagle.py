@@ -79,7 +79,7 @@ def texts_of(core: EngineCore, samples: int = 1, prompts: Sequence[str] = tuple(
     for names in (prompts[:2], prompts[2:]):
         for number, name in enumerate(names):
             params = {"temperature": 0.0, **SAMPLING.get(name, {})}
-            sampling = SequenceParams(max_tokens=24 + 3 * number, ignore_eos=True, seed=number, **params)
+            sampling = SequenceParams(max_tokens=18 + 2 * number, ignore_eos=True, seed=number, **params)
             core.add(Add(name, Prompt(PROMPTS[name], sampling), n=samples))
         while core.busy:
             for output in core.step():
@@ -108,7 +108,7 @@ def start_with_head(
 
 
 def check_drafts(
-    model: PreTrainedModel, seen: Sequence[tuple[str, list[int], HeadDrafts]], texts: Texts, least: int = 100
+    model: PreTrainedModel, seen: Sequence[tuple[str, list[int], HeadDrafts]], texts: Texts, least: int = 70
 ) -> None:
     """Compare greedy drafts with the reference's, as far as these are clear: at least `least` of them."""
     tensors = HEAD.tensors() | {"embed_tokens.weight": model.model.embed_tokens.weight.data}

@@ -1,11 +1,10 @@
 """Compile forms of kernels for a Hopper GPU, without having one: each kernel in one form, or `everything`.
 
-Run as a program, in a process that does not interpret kernels: the compiler rejects some code that the interpreter
+For a process that does not interpret kernels: the compiler rejects some code that the interpreter
 accepts, such as a variable that changes its type within a loop. Gluon has no interpreter.
 """
 
 import itertools
-import sys
 from collections import defaultdict
 
 from triton._C.libtriton import ir
@@ -485,7 +484,3 @@ def read_experts(scales, hidden, top_k) -> None:
     if scales == "none":
         for kernel in (gate_up_kernel, down_kernel):
             read(kernel, constants | {"scales_ptr": None}, pointers)
-
-
-if __name__ == "__main__":
-    main(everything=sys.argv[1:] == ["everything"])

@@ -46,7 +46,3 @@ def main() -> None:
     print(ahead, len(kernels), len(wrong.device_caches[0][0]), x.sum().item())
     # What a fork has compiled, this process only takes from the cache.
     print(sorted(hits))
-
-
-if __name__ == "__main__":
-    main()

@@ -70,6 +70,7 @@ def test_options():
             ProfileConfig(**options)
 
 
+@pytest.mark.exhaustive
 def test_a_server_writes_traces(tmp_path):
     with RealServer("--profile", str(tmp_path), "--profile-start", "3", "--profile-steps", "2") as server:
         body = {"model": "tiny", "prompt": "def add(", "max_tokens": 8, "ignore_eos": True, "temperature": 0}

@@ -76,8 +76,8 @@ def test_one_engine_behind_a_router_does_what_it_does_alone(policy: str, overlap
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_router_uses_all_engines(router: str) -> None:
-    found = run(arrivals(30, 40.0), FleetPlan(3, router))
-    assert sum(engine.placed for engine in found.engines) == 30 + len(found.retries)
+    found = run(arrivals(20, 40.0), FleetPlan(3, router))
+    assert sum(engine.placed for engine in found.engines) == 20 + len(found.retries)
     assert router == "pace" or all(engine.placed for engine in found.engines)
     assert all(life.reason is not None for life in found.simulation.lifetimes)
 
