@@ -79,6 +79,8 @@ def install() -> None:
     for language in (tl, tl.core):
         language.load = _load(language.load)
         language.store = _store(language.store)
+        language.where = _where(language.where)
+    tl.sum, tl.max = _reduction(tl.sum, np.add.reduce), _reduction(tl.max, np.fmax.reduce)
 
 
 def _replace(name: str, make: Callable[[Any], Any]) -> None:
@@ -248,6 +250,38 @@ def _store(slow: Any) -> Any:
         return slow(pointer, value, mask, *rest, **options)
 
     return store
+
+
+def _where(slow: Any) -> Any:
+    """Return `tl.where` between numbers of one type."""
+
+    def where(condition: Any, x: Any, y: Any) -> Any:
+        x, y = _plain(x), _plain(y)
+        if x.__class__ is Tensor and condition.__class__ is Tensor and condition.dtype.name == "int1":
+            kind = x.dtype.name
+            of_floats = kind in FLOATS and y.__class__ in (int, float)
+            if of_floats or (y.__class__ is Tensor and y.dtype.name == kind and kind in ("int1", *INTEGERS, *FLOATS)):
+                other = x.handle.data.dtype.type(y) if of_floats else y.handle.data
+                data = np.where(condition.handle.data, x.handle.data, other)
+                alone = not (condition.shape or x.shape or (not of_floats and y.shape))
+                return shapes.tensor(data, x.handle.dtype, x.dtype, () if alone else data.shape)
+        return slow(condition, x, y)
+
+    return where
+
+
+def _reduction(slow: Any, reduce: Callable[..., Any]) -> Any:
+    """Return `tl.sum` or `tl.max` along an axis, of numbers that it takes as they are."""
+
+    def reduction(value: Any, axis: Any = None, *rest: Any, **options: Any) -> Any:
+        axis = _plain(axis)
+        simple = value.__class__ is Tensor and axis.__class__ is int and not rest and not options
+        if simple and len(value.shape) > 1 and value.dtype.name in ("fp32", "fp64", "int32", "int64"):
+            data = reduce(value.handle.data, axis=axis, dtype=value.handle.data.dtype)
+            return shapes.tensor(data, value.handle.dtype, value.dtype, data.shape)
+        return slow(value, axis, *rest, **options)
+
+    return reduction
 
 
 def _kind_at(pointer: Any) -> Any:

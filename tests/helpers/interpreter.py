@@ -85,11 +85,25 @@ def _patch_for_good() -> None:
 
     from tests.helpers import interpreted_arrays
 
+    interpreter._patch_attr = _patch_member
     interpreter._patch_lang(SimpleNamespace(__globals__={"language": tl, "core": tl.core}))
     nothing = interpreter._LangPatchScope()
     interpreter._patch_lang = lambda fn: nothing
     tl.core.tensor.__index__ = lambda self: int(self.handle.data.item())
     interpreted_arrays.install()
+
+
+def _patch_member(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Call a function of the language with what makes tensors, and without its check that it gets that."""
+    from triton.language.semantic import TritonSemantic
+
+    semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)
+
+    def call(*args: Any, **options: Any) -> Any:
+        options["_semantic"] = semantic
+        return function(*args, **options)
+
+    scope.set_attr(owner, name, call)
 
 
 def _by_name(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
