@@ -33,8 +33,8 @@ CHUNKS = (1, 3, 17, 70, 150, 400, 900, 2100)
 EARLY = tuple(range(3, 63, 3))
 LATE = (5, 40, 130, 300)
 MAX_LEN = sum(CHUNKS)
-# Rounding may decide which experts a few tokens choose; that changes their logits by less than this.
-MIN_ROUTED_ALIKE_SHARE = 0.9
+# Rounding may decide which experts a few tokens choose. A CPU in bfloat16 has the same distribution of errors.
+MIN_SHARE_ROUTED_ALIKE, MIN_SHARE_NEAR = 0.9, 0.99
 MAX_NEAR_TIE_ERROR = 0.5
 MIN_THREADS = 4
 
@@ -105,13 +105,15 @@ def test_a_gpu_computes_what_a_cpu_does(layers: RealLayers, folder: Path) -> Non
     model = load(path, DEVICE, "bfloat16")
     found, again = run(model), run(model)
     expected = run(load(path, "cpu", "float32", quantization="floats"))
+    limits = {1.0: layers.max_error}
+    if layers.routed:
+        limits = {MIN_SHARE_ROUTED_ALIKE: layers.max_error, MIN_SHARE_NEAR: MAX_NEAR_TIE_ERROR}
     wrong = []
     for step, exact in expected.items():
         errors = (found[step] - exact).norm(dim=1) / exact.norm(dim=1)
-        error = errors.quantile(MIN_ROUTED_ALIKE_SHARE if layers.routed else 1.0).item()
-        summary = f"{step}: error {error:.4f}, largest {errors.max():.4f}"
+        summary = f"{step}: {', '.join(f'{errors.quantile(share):.4f}' for share in limits)}"
         print(summary)
-        if not (error < layers.max_error and errors.max() < MAX_NEAR_TIE_ERROR):
+        if not all(errors.quantile(share) < limit for share, limit in limits.items()):
             wrong.append(summary)
         if not torch.equal(found[step], again[step]):
             wrong.append(f"{step}: the same step had another result")
