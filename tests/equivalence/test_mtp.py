@@ -58,7 +58,7 @@ def test_texts_stay_and_drafts_are_the_references(model: PreTrainedModel, folder
         assert texts_of(core) == texts, setting
         core.close()
         right = wrong = 0
-        for request_id, tokens, drafts in head.seen[::5]:  # the reference computes the whole text each time
+        for request_id, tokens, drafts in head.seen[::3]:  # the reference computes the whole text each time
             name = request_id.partition(":")[0]
             if name in SAMPLING:
                 continue
