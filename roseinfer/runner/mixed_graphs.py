@@ -22,9 +22,11 @@ from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 if TYPE_CHECKING:  # it needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
 
-# Upper bound of a graph's device time, in multiples of the host's time to launch its kernels. Beyond it, padding to the
-# bucket costs more than the launches.
+# Upper bound of a graph's device time, in multiples of the host's time to launch such a step kernel by kernel. Beyond
+# it, padding to the bucket costs more than the launches.
 MAX_REPLAY_LAUNCH_RATIO = 1.5
+# Launches are timed again where steps are so many times as large: mostly, larger steps take more of them.
+_RETIMED_FACTOR = 4
 # A number of prompts that always fits a graph's map of chunks.
 _MAX_TIMED_PROMPTS = 32
 
@@ -104,11 +106,13 @@ class MixedGraphs:
     def capture(self, pool: Any) -> None:
         """Record buckets from the smallest on, until a replay takes longer than is worth it; and the largest."""
         report("capturing CUDA graphs of mixed steps")
-        launch_s = self._launch_seconds()
+        launch_s, timed = 0.0, 0
         with self._different_tokens():
             for bucket in self._candidates[:-1]:
                 form = _Form(bucket)
                 self._record(form, pool)
+                if bucket >= _RETIMED_FACTOR * timed:
+                    launch_s, timed = max(launch_s, self._launch_seconds(bucket)), bucket
                 if not self._agree(self._replay_seconds(form) <= MAX_REPLAY_LAUNCH_RATIO * launch_s):
                     del self._graphs[form], self._hidden[form]
                     break
@@ -198,13 +202,11 @@ class MixedGraphs:
         self._attention.begin(batch, self._store)
         return self._model.forward(batch, self._attention)
 
-    def _launch_seconds(self) -> float:
-        """Return the host's time to launch a small step kernel by kernel. Its results go to the spare seat.
-
-        It has four tokens, for which the kernels are compiled already.
+    def _launch_seconds(self, bucket: int) -> float:
+        """Return the host's time to launch a full bucket kernel by kernel: a decoding row, which has kernels of its own,
+        and prompts. K/V goes to the spare block.
         """
-        seat = self._inputs.seats.spare
-        step = Columns.of([Row("spare", seat, 0, count, 1, True, count, 0, ()) for count in (1, 3)])
+        step = self._rows([1, *self._prompts(bucket - 1)][: self._inputs.max_rows])
         return self._recorder.launch_seconds(lambda: self._eager.run(step))
 
     def _replay_seconds(self, form: "_Form") -> float:
@@ -216,13 +218,19 @@ class MixedGraphs:
         return self._recorder.replay_seconds(self._graphs[form])
 
     def _stage_prompts(self, form: "_Form") -> None:
-        """Stage the spare seat's tokens from position 0 on, repeated to fill the bucket; no K/V is written."""
-        bucket = form.bucket
-        seats, rows = self._inputs.seats, min(self._inputs.max_rows, _MAX_TIMED_PROMPTS)
-        starts = range(0, bucket, seats.max_model_len)[:rows]
-        counts = [min(seats.max_model_len, bucket - start) for start in starts]
-        columns = Columns.of([Row("spare", seats.spare, 0, count, 1, True, count, 0, ()) for count in counts])
-        self._inputs.stage_mixed(columns, bucket, self._map(columns, bucket), self._room(form))
+        """Stage the prompts that fill a bucket; no K/V is written."""
+        columns = self._rows(self._prompts(form.bucket))
+        self._inputs.stage_mixed(columns, form.bucket, self._map(columns, form.bucket), self._room(form))
+
+    def _prompts(self, tokens: int) -> list[int]:
+        """Return lengths of prompts with so many tokens in all, as far as a step has room for them."""
+        longest, rows = self._inputs.seats.max_model_len, min(self._inputs.max_rows, _MAX_TIMED_PROMPTS)
+        return [min(longest, tokens - start) for start in range(0, tokens, longest)[:rows]]
+
+    def _rows(self, counts: list[int]) -> Columns:
+        """Return rows of the spare seat's tokens from position 0 on."""
+        spare = self._inputs.seats.spare
+        return Columns.of([Row("spare", spare, 0, count, 1, True, count, 0, ()) for count in counts])
 
     @contextmanager
     def _different_tokens(self) -> Iterator[None]:

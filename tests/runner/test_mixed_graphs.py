@@ -89,7 +89,8 @@ class Bench:
     ) -> None:
         self.attention, self.inputs = Attention(divides, queries), Inputs()
         self.inputs.adapted_seat = adapted_seat
-        eager = SimpleNamespace(run=lambda columns: EAGER)
+        self.launched: list[int] = []
+        eager = SimpleNamespace(run=self.launch)
         self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * (2 * (2 * len(buckets) + 4)))
         attention, inputs, recorder = self.attention, self.inputs, self.recorder
         self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder)
@@ -104,6 +105,10 @@ class Bench:
         return self.graphs.run(
             Columns.of([Row(f"r{i}", i, start, count, 1, True, start, 0, ()) for i, (start, count) in enumerate(rows)])
         )
+
+    def launch(self, columns):
+        self.launched.append(sum(columns.count))
+        return EAGER
 
     def replays(self) -> list[int]:
         return [graph.replays for graph in self.recorder.graphs]
@@ -185,6 +190,11 @@ def test_ranks_stop_capturing_where_any_of_them_does():
     assert bench.replays() == [1, 0, 1]
 
 
+def test_launches_are_timed_in_prompts_of_each_size():
+    assert Bench([16, 32, 48, 64, 256]).launched == [16, 64]
+    assert Bench([64, 128, 192, 320, 512]).launched == [64, 320]
+
+
 def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch: pytest.MonkeyPatch):
     """Inspect what the graph would read: whole prompts up to the bucket, with different tokens."""
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
@@ -207,7 +217,8 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
         assert batch.chunk_map is not None and int(batch.chunk_map[:, 0].ge(0).sum()) == prompts
 
     recorder = FakeRecorder([torch.empty(0)] * 3, on_replay=look)
-    MixedGraphs(None, None, attention, None, inputs, [16, 56, 64], int, recorder).capture(None)
+    eager = SimpleNamespace(run=lambda columns: EAGER)
+    MixedGraphs(eager, None, attention, None, inputs, [16, 56, 64], int, recorder).capture(None)
     assert [contexts for contexts, _ in read.values()] == [[16], [24, 24, 8]]
     assert all(different > 10 for _, different in read.values())
     assert seats.tokens.eq(0).all(), "padding is as it was"
