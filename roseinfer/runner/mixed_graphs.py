@@ -203,8 +203,9 @@ class MixedGraphs:
         return self._model.forward(batch, self._attention)
 
     def _launch_seconds(self, bucket: int) -> float:
-        """Return the host's time to launch a full bucket kernel by kernel: a decoding row, which has kernels of its own,
-        and prompts. K/V goes to the spare block.
+        """Return the host's time to launch a full bucket kernel by kernel. K/V goes to the spare block.
+
+        It has prompts and a decoding row, which has kernels of its own.
         """
         step = self._rows([1, *self._prompts(bucket - 1)][: self._inputs.max_rows])
         return self._recorder.launch_seconds(lambda: self._eager.run(step))
