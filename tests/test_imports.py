@@ -241,7 +241,7 @@ def _imports(importer: str, source: str) -> Iterator[Import]:
     known = _modules()
     tree = ast.parse(source)
     at_top = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
+    for node in _statements(tree.body):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -252,6 +252,16 @@ def _imports(importer: str, source: str) -> Iterator[Import]:
             continue
         for target in targets:
             yield Import(importer, target, id(node) in at_top)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Return all statements, also nested ones: a tenth of the nodes that `ast.walk` returns."""
+    for statement in body:
+        yield statement
+        for block in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, block, []))
+        for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+            yield from _statements(part.body)
 
 
 def violations(importer: str, source: str) -> list[str]:

@@ -69,6 +69,7 @@ class TestChatModel(ChatModelIntegrationTests):
         return {"method": "json_schema"}
 
 
+@pytest.mark.exhaustive  # `test_harmony` and `end_to_end/test_other_apis` use the API through its maker's client
 class TestThroughResponses(TestChatModel):
     """The same over `/v1/responses`."""
 
