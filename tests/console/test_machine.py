@@ -69,6 +69,7 @@ def test_drafts_by_proposer_and_position(open_page: OpenPage) -> None:
         expect(tiles.get_by_text("of 16 drafted tokens accepted")).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_latency_as_quantiles(open_page: OpenPage, server: RealServer) -> None:
     (known,) = server.http.get("/v1/requests?limit=1").json()["data"] or [{"object": "request", "class": "none"}]
     seen = [{"ttft_ms": n * 10.0, "tpot_ms": float(n), "e2e_ms": None} for n in range(1, 101)]
@@ -112,6 +113,7 @@ def test_a_missed_limit_does_not_look_met(blank: Any, value: float | None, limit
     assert blank.evaluate(said, [value, limit]) == shown
 
 
+@pytest.mark.exhaustive
 def test_a_slow_machine_has_a_banner(page: Any) -> None:
     """Only after some seconds, and until it is clearly as fast as it should be."""
     found = page.evaluate("""async () => {
@@ -188,6 +190,7 @@ def test_keys_and_addresses_choose_the_tab(page: Any) -> None:
     expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_hidden()
 
 
+@pytest.mark.exhaustive
 def test_the_theme_is_the_systems_until_it_is_switched(open_page: OpenPage, server: RealServer) -> None:
     page = open_page(server.url, color_scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -235,6 +238,7 @@ def test_a_server_that_goes_is_missed_and_found_again(browser: Any, open_page: O
     expect(page.get_by_role("article", name="Model")).to_contain_text("No answer from the server")
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_comes_is_found_by_itself(open_page: OpenPage, browser: Any, server: RealServer) -> None:
     page = open_page(server.url)
     page.route("**/console/events", lambda route: route.abort())

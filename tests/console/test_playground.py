@@ -97,6 +97,7 @@ def test_enter_sends_the_first_message_with_a_promise(open_page: OpenPage, serve
     expect(message).to_have_value("")
 
 
+@pytest.mark.exhaustive
 def test_an_input_methods_enter_does_not_send(page: Any) -> None:
     page.get_by_role("textbox", name="Message").fill("か")
     page.get_by_role("textbox", name="Message").dispatch_event(
@@ -122,6 +123,7 @@ def test_presets_follow_the_machines_speed(blank: Any) -> None:
             assert 1.9 * alone < tight < normal < relaxed < 30 * alone + 300
 
 
+@pytest.mark.exhaustive
 def test_objectives_of_a_conversation_saved_before_there_were_presets_stay(
     open_page: OpenPage, server: RealServer
 ) -> None:
@@ -148,6 +150,7 @@ def test_promised_against_seen(page: Any) -> None:
     expect(side.get_by_role("img", name="Tokens over time")).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_a_slider_sets_an_objective_and_a_box_lifts_it(page: Any) -> None:
     page.get_by_role("checkbox", name="Whole answer within").check()
     slider = page.get_by_role("slider", name="Whole answer within")
@@ -255,6 +258,7 @@ def test_a_conversation_is_kept_exported_and_imported(page: Any, tmp_path: Path)
     expect(page.get_by_role("alert")).to_have_text("The file is not a conversation of this console")
 
 
+@pytest.mark.exhaustive
 def test_a_request_that_was_not_understood_has_no_why(page: Any) -> None:
     page.get_by_role("textbox", name="Message").fill("word " * 3000)
     page.get_by_role("button", name="Send", exact=True).click()
@@ -262,6 +266,7 @@ def test_a_request_that_was_not_understood_has_no_why(page: Any) -> None:
     expect(answer(page).get_by_role("button", name="See why")).to_have_count(0)
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_lacks_what_the_page_draws_does_it_no_harm(page: Any) -> None:
     odd = {"state": "refused", "promised": 1, "seen": None, "points": [[1], "x"], "tools": 5, "told": {"met": 2}}
     turns = [
@@ -278,6 +283,7 @@ def test_a_file_that_lacks_what_the_page_draws_does_it_no_harm(page: Any) -> Non
     expect(page.get_by_label("Temperature")).to_have_value("")
 
 
+@pytest.mark.exhaustive
 def test_a_new_conversation_ends_the_answer_that_runs(page: Any) -> None:
     ask_for_long_answers(page)
     for _ in range(2):
@@ -307,6 +313,7 @@ def test_earlier_conversations_are_kept_and_can_be_deleted(page: Any) -> None:
     until(lambda: not re.search("The (first|second)", page.evaluate("JSON.stringify(localStorage)")))  # saved later
 
 
+@pytest.mark.exhaustive
 def test_only_so_many_conversations_are_kept(page: Any) -> None:
     kept = page.evaluate("""async () => {
         const { begin, conversation, earlier } = await import("/console/conversation.js");

@@ -84,6 +84,7 @@ def test_an_unknown_request(open_page: OpenPage, asked: RealServer) -> None:
     expect(page.get_by_text("Unknown request: ")).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_a_failed_lookup_is_not_reported_as_unknown(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url)
     page.route("**/v1/requests/*", lambda route: route.abort())
@@ -92,6 +93,7 @@ def test_a_failed_lookup_is_not_reported_as_unknown(open_page: OpenPage, asked: 
     expect(detail).to_contain_text("Cannot load the request: No answer from the server.")
 
 
+@pytest.mark.exhaustive
 def test_requests_without_objectives_are_not_judged(open_page: OpenPage, asked: RealServer) -> None:
     record = {"object": "request", "created": 1.0, "class": "none", "state": "ended", "outcome": "rejected"}
     page = open_page("about:blank")
@@ -100,6 +102,7 @@ def test_requests_without_objectives_are_not_judged(open_page: OpenPage, asked: 
     expect(tile).to_have_text("no objectives1servedbest effort, 1 rejected")
 
 
+@pytest.mark.exhaustive
 def test_the_class_column_shows_the_class(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests")
     for name, shown in (("first-plain", "no objectives"), ("first-refused", "own objectives"), ("first-kept", "quick")):
@@ -146,6 +149,7 @@ def test_ones_own_requests_show_their_first_words(open_page: OpenPage, asked: Re
     expect(row(page, "my own request").locator(".c-request")).to_contain_text("Where is my own")
 
 
+@pytest.mark.exhaustive
 def test_only_so_many_prompts_are_kept(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url)
     kept = page.evaluate("""async () => {
@@ -198,6 +202,7 @@ def test_only_visible_rows_are_in_the_document(open_page: OpenPage, asked: RealS
     assert page.locator(".window").get_by_role("row").count() < 60
 
 
+@pytest.mark.exhaustive
 def test_new_rows_do_not_move_the_visible_ones(open_page: OpenPage, asked: RealServer) -> None:
     (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
     page = open_page(asked.url + "/#requests")

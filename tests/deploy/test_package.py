@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import roseinfer
-from tests.helpers.cases import cases
 
 pytest.importorskip("setuptools", reason="the package is built with setuptools")
 
@@ -120,7 +119,8 @@ def test_the_wheel_has_exactly_the_files_of_the_package(wheel: Path):
     assert wheel.name == f"roseinfer-{roseinfer.__version__}-py3-none-any.whl"
 
 
-@cases("compiler", ["false"], exhaustive=["cc"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("compiler", ["false", "cc"])
 def test_the_source_archive_builds_the_compiled_functions_if_it_can(sdist: Path, tmp_path: Path, compiler: str):
     if compiler == "cc" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")

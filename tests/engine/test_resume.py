@@ -112,7 +112,7 @@ def test_each_sample_continues_where_it_was(name: str, kind: str) -> None:
     """Ended samples are not requested, and samples without output start."""
     whole = run(engine(), asked(name, 4))
     rng = random.Random(kind)
-    for _ in range(12):
+    for _ in range(6):
         said: list[PriorOutput | None] = []
         for index in range(4):
             tokens = whole[f"a:{index}"].tokens

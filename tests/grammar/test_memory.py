@@ -9,6 +9,7 @@ from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import Constraint, JsonSchema, Regex
 from roseinfer.grammar.library import GrammarTokens, compile_grammar
 from roseinfer.grammar.memory import GrammarMemory, estimate_memory, heap_bytes
+from tests.helpers.cases import cases
 from tests.helpers.grammars import tiny_tokenizer
 
 MASKS = 200
@@ -56,7 +57,7 @@ def taken(constraint: Constraint) -> int:
 
 
 @pytest.mark.skipif(heap_bytes() is None, reason="this system's allocator reports no counts")
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", ["small", "bounded", "regex"], exhaustive=["literal", "enums"])
 def test_measured_and_estimated_memory_are_of_the_right_order(kind: str) -> None:
     constraint = KINDS[kind]
     taken(KINDS["small"])  # llguidance's own allocations

@@ -144,7 +144,7 @@ schema = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-grammar = 'root ::= "SELECT " [a-z]+ " FROM " [a-z]+'
+grammar = 'root ::= "SELECT " [a-z]{1,9} " FROM " [a-z]{1,9}'
 
 
 def ask(prompt, constraint):

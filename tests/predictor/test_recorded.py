@@ -110,6 +110,7 @@ def test_token_ids_of_another_vocabulary(tmp_path) -> None:
     assert len(read(tmp_path, *lines)) == MIN_ROWS + 1
 
 
+@pytest.mark.exhaustive
 def test_cut_outputs_are_learnt_as_longer_than_that() -> None:
     """All prompts are alike; half the outputs of 90 were cut at 20. Left out or believed, they would draw it down."""
     rows = TrainingRows()

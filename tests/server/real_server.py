@@ -92,7 +92,7 @@ class RealServer:
 
     def hold_successor(self) -> int:
         """Stop the engine that replaces a killed one before it is up, and return its process."""
-        until(lambda: bool(set(self.engines()) - {self.engine}))
+        until(lambda: bool(set(self.engines()) - {self.engine}), longest_pause_s=0.01)  # it is up soon
         (successor,) = set(self.engines()) - {self.engine}
         os.kill(successor, signal.SIGSTOP)
         return successor
@@ -161,10 +161,10 @@ class RealServer:
         until(lambda: self.metrics(*IDLE) == list(IDLE.values()))
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], longest_pause_s: float = 0.2) -> None:
     """Wait until a condition is true. Rarer and rarer looks leave the cores to the processes that it waits for."""
     deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while not condition():
         assert time.monotonic() < deadline, "never came true"
         time.sleep(pause_s)
-        pause_s = min(0.2, 1.5 * pause_s)
+        pause_s = min(longest_pause_s, 1.5 * pause_s)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.config.server import ServerConfig
+from tests.helpers.cases import cases
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 
@@ -191,6 +192,7 @@ def test_a_budget_that_is_enough_changes_nothing(model: Model) -> None:
 XML = "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
 OBJECT = '{{"name": "weather", "{}": {{"city": "{}"}}}}'
 # Name -> one call, and two of them.
+USUAL = ("hermes", "qwen_xml", "mistral")
 FORMATS = {
     "hermes": (BONN, f"{BONN}\n{call(city='Rome')}"),
     "qwen_xml": (XML.format("Bonn"), f"{XML.format('Bonn')}\n{XML.format('Rome')}"),
@@ -203,7 +205,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@cases("name", USUAL, exhaustive=[name for name in FORMATS if name not in USUAL])
 def test_every_format_from_request_to_answer(name: str) -> None:
     one, two = FORMATS[name]
     with ScriptedServer(tool_caller(), script, ServerConfig(tool_call_parser=name)) as server:

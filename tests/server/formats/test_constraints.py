@@ -219,6 +219,7 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.exhaustive  # `end_to_end/test_structured_outputs` sends such constraints, too
 def test_hostile_constraints_leave_the_server_answering(server: LiveServer) -> None:
     """Each either works or gets a 400, and requests without one are answered as ever."""
     endless = refused(server, HOSTILE[0])
