@@ -21,7 +21,8 @@ MAX_FUNCTION_LINES = {
 }
 
 
-# On a busy machine timers of server and engine fire in the middle of the request: the run with the fewest lines counts.
+# On a busy machine timers of server and engine fire in the middle of the request: of each package the
+# run with the fewest lines counts.
 MAX_RUNS = 3
 
 
@@ -40,11 +41,13 @@ def lines_by_package() -> tuple[dict[str, int], str]:
 
 
 def test_one_chat_request_runs_few_function_lines() -> None:
+    least: dict[str, int] = {}
     for _ in range(MAX_RUNS):
         lines, printed = lines_by_package()
         assert "server/request/inference.py" in printed, "the profiler sees the server's thread"
         assert "sched/scheduler.py" in printed, "the profiler sees the engine's thread"
-        above = {name for name, count in lines.items() if count > MAX_FUNCTION_LINES.get(name, 0)}
+        least = {name: min(count, least.get(name, count)) for name, count in lines.items()}
+        above = {name: count for name, count in least.items() if count > MAX_FUNCTION_LINES.get(name, 0)}
         if not above:
             return
     raise AssertionError(f"{above}: more than {MAX_FUNCTION_LINES}:\n{printed}")
