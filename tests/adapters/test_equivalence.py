@@ -10,7 +10,7 @@ from tests.adapters.driving import Driver, Output, assert_close, build
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.lora_folders import linear_shapes, merge, write_adapter
 
-FAMILIES = ("llama3", "gpt2", "phi3", "qwen3")
+FAMILIES = ("llama3", "gpt2", "phi3", pytest.param("qwen3", marks=pytest.mark.exhaustive))
 ADAPTERS = {
     "small": {"rank": 4},
     "middle": {"rank": 8, "alpha": 5.0, "rslora": True},

@@ -55,7 +55,7 @@ def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
     requests = []
     for number, (name, (guide, parser)) in enumerate(guides.items()):
         for stop in ((), ("e",)):
-            params = SequenceParams(max_tokens=60, temperature=1.0, seed=number, stop=stop)
+            params = SequenceParams(max_tokens=45, temperature=1.0, seed=number, stop=stop)
             prompt = tokenizer.encode(f"# {name}\ndef weather(")
             name_of = f"{name}-{len(stop)}"
             requests.append(
@@ -124,7 +124,7 @@ def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[FleetWor
 
 def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[FleetWork], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
-        requests = make_requests(fleet.tokenizer, 8, random.Random(3), max_tokens=60)
+        requests = make_requests(fleet.tokenizer, 8, random.Random(3), max_tokens=45)
         expected = await fleet.run([*constrained(fleet.tokenizer), *requests])
         said = [event for stream in expected for event in stream.events]
         assert {CallStart, Reasoning, Text} <= {type(event) for event in said}

@@ -208,8 +208,14 @@ def test_allowed_tokens_are_the_only_ones(llm: LLM) -> None:
         llm.generate("x", SamplingParams(allowed_token_ids=(llm.engine.info.facts.vocab_size,)))
 
 
-def test_long_prompts_are_cut_at_their_start_when_asked(llm: LLM) -> None:
-    context = llm.engine.info.facts.max_model_len
+@pytest.fixture
+def short_context() -> Iterator[LLM]:
+    with LLM("tiny", max_model_len=256, num_kv_blocks=64, threads=1) as engine:
+        yield engine
+
+
+def test_long_prompts_are_cut_at_their_start_when_asked(short_context: LLM) -> None:
+    llm, context = short_context, short_context.engine.info.facts.max_model_len
     text = "x = 1\n" * context
     whole = llm.engine.tokenizer.encode(text)
     with pytest.raises(RequestTooLongError):

@@ -20,7 +20,6 @@ CONFIG = json.loads((Path(roseinfer.__file__).parent / "assets" / "tiny" / "conf
 PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n"]
 
 
-@pytest.mark.exhaustive  # the test below shows drafts of two ranks, too
 def test_drafts_of_two_ranks_change_nothing(tmp_path: Path) -> None:
     hidden, vocabulary, layers = CONFIG["hidden_size"], CONFIG["vocab_size"], CONFIG["num_hidden_layers"]
     head = EagleFolder(target_hidden=hidden, vocabulary=vocabulary, ids=(1, layers), nested=True).write(
@@ -39,6 +38,7 @@ def test_drafts_of_two_ranks_change_nothing(tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_with_a_head_of_the_models_own(tmp_path: Path) -> None:
     """The ranks share the model's output matrix, its states and their drafts."""
     model = make_reference("qwen3.5")

@@ -15,7 +15,7 @@ from tests.helpers.engines import run_dry
 OPTIONS = {"device": "cpu", "num_kv_blocks": 22, "max_num_batched_tokens": 7, "state_slots": 12}
 
 
-# Those of "qwen3.5" are compared with a head of its own, too: `test_draft_head`.
+# States of two ranks are compared by default in `parallel/test_two_processes` and `test_adapters_of_two`.
 @pytest.mark.usefixtures("executed")
 @cases("family", ["gemma3"], exhaustive=["qwen3.5"])
 def test_tokens_equal_those_of_one_process(family: str, tmp_path: Path) -> None:

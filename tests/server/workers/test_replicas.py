@@ -50,7 +50,7 @@ def two() -> Iterator[RealServer]:
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]}
 PEOPLE = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLength": 9}, "minItems": 12, "maxItems": 12}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {**CITY, "additionalProperties": False}}}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Who, and where?"}], "max_tokens": 120}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Who, and where?"}], "max_tokens": 80}
 FORMS: dict[str, dict[str, Any]] = {
     "document": {**CHAT, "n": 2, "response_format": {
         "type": "json_schema", "json_schema": {"name": "people", "schema": PEOPLE, "strict": True},
