@@ -291,11 +291,9 @@ class Dispatcher:
         """Displace the requests of a lost engine, or end them. `endpoint` has noted the loss already.
 
         Other engines get them a little later. By then, further engines that were lost at the same time are known, so no
-        request loses a second engine that was dead before it came. Those on this host are known at once.
+        request loses a second engine that was dead before it came.
         """
         drained = endpoint.draining  # before `refresh`, which may already report it as dead
-        for each in self._endpoints:
-            each.look_for_end()
         self.refresh()
         drained = (drained or endpoint.draining) and not suspects
         if not drained:
@@ -326,8 +324,15 @@ class Dispatcher:
         return None
 
     def place_displaced(self) -> None:
-        """Send the requests of lost engines to other engines, or end those that no engine takes in time."""
+        """Send the requests of lost engines to other engines, or end those that no engine takes in time.
+
+        Engines on this host that are ending are seen first: they get none.
+        """
         now_s = self._clock.now()
+        if self._displaced.any_due(now_s):
+            for endpoint in self._endpoints:
+                endpoint.look_for_end()
+            self.refresh()
         for live, displacement in self._displaced.settled(now_s):
             try:
                 self._place_again(live, displacement, now_s)

@@ -8,19 +8,23 @@ from roseinfer.engine.live import LiveRequest, LiveRequests
 
 # Until then after a loss, the engines that were lost together with it are not all known yet.
 SETTLE_S = 0.05
+# A look that is later than this shows that the process was held up, and has yet to read of other losses.
+MAX_LATE_S = 0.02
 # A request without output waits this long at most until an engine accepts requests.
 MAX_WAIT_S = 30.0
 
 
 class Displacement(NamedTuple):
     """Loss of a request's engine. `cause`: one word for metrics. `reason`: why the engine was lost. `from_s`: time from
-    which another engine may get the request. `until_s`: time until which one must be there.
+    which another engine may get the request. `until_s`: time until which one must be there. `is_due`: `from_s` has been
+    seen to pass.
     """
 
     cause: str
     reason: str
     from_s: float
     until_s: float
+    is_due: bool = False
 
 
 class DisplacedRequests:
@@ -38,12 +42,24 @@ class DisplacedRequests:
     def remove(self, live: LiveRequest) -> None:
         self._displaced.pop(live, None)
 
+    def any_due(self, now_s: float) -> bool:
+        """True if other engines may get some of the requests now."""
+        return any(lost.from_s <= now_s for lost in self._displaced.values())
+
     def settled(self, now_s: float) -> Iterator[tuple[LiveRequest, Displacement]]:
         """Yield the requests that other engines may get now, in the order in which to send them."""
-        self._displaced = {live: lost for live, lost in self._displaced.items() if live in self._requests}
+        self._displaced = {live: _seen(lost, now_s) for live, lost in self._displaced.items() if live in self._requests}
         for live in in_send_order([live for live, lost in self._displaced.items() if lost.from_s <= now_s]):
             if live in self._requests:  # not cancelled when another one failed
                 yield live, self._displaced[live]
+
+
+def _seen(lost: Displacement, now_s: float) -> Displacement:
+    """Return the loss as of now: if its time passed unseen, losses of other engines are read first."""
+    if lost.is_due or now_s < lost.from_s:
+        return lost
+    is_late = now_s > lost.from_s + MAX_LATE_S
+    return lost._replace(from_s=now_s + SETTLE_S if is_late else lost.from_s, is_due=True)
 
 
 def in_send_order(requests: Sequence[LiveRequest]) -> list[LiveRequest]:

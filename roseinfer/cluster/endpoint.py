@@ -205,7 +205,7 @@ class Endpoint:
     def look_for_end(self) -> None:
         """Note whether the connected process is ending. That needs a look at the process, unlike `refresh`."""
         status = self.reader.status(self.number)
-        self._ending |= status.pid > 0 and status.number == self._process and is_ending(status.pid)
+        self._ending = status.pid > 0 and status.number == self._process and is_ending(status.pid)
 
     # --- reports ------------------------------------------------------------------------------------------------
     def health(self) -> EngineHealth:

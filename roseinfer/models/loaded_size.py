@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.stored_weights import stored_weights
 from roseinfer.gguf.files import is_gguf, open_gguf
 from roseinfer.gguf.reader import TensorInfo
@@ -33,10 +34,15 @@ class LoadedSize:
 
 
 def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize:
-    """Return the size of the weights of a GGUF file or of a folder."""
+    """Return the size of the weights of a GGUF file or of a folder.
+
+    Raise `UnsupportedModelError` for files without tensors, such as links to large files that were not downloaded.
+    """
     if is_gguf(model):
         return _gguf_size(list(open_gguf(model).tensors.values()), four_bits=scheme is not None)
     count, stored_bytes = stored_weights(model).count, weight_bytes(model)
+    if count == 0:
+        raise UnsupportedModelError(f"{model}: its safetensors files hold no tensors; were they downloaded as a whole?")
     kinds = "floats" if scheme is None else scheme.label
     if isinstance(scheme, Nvfp4Scheme):
         return LoadedSize(kinds, count * _WIDE_BYTES, count, count * _HALF_BYTES, four_bits=False)

@@ -1,5 +1,6 @@
 """Ends of processes, before others can notice them by closed connections."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,14 +13,27 @@ def is_ending(pid: int) -> bool:
     """Return True if a process has ended, or has been killed and is being dismantled.
 
     The latter takes seconds with a GPU or much memory, and its connections stay open meanwhile. False if the system
-    does not tell.
+    does not show it, as where /proc is that of other processes.
     """
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return False
         # The name, in parentheses, may hold anything.
         state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except FileNotFoundError:
-        return Path("/proc/self/stat").exists()
-    except OSError:
+        flags, pending = int(fields[5]), int(fields[27])
+    except (FileNotFoundError, ProcessLookupError):
+        return _is_gone(pid)
+    except (OSError, ValueError, IndexError):
         return False
-    flags, pending = int(fields[5]), int(fields[27])
     return state in _ENDED or bool(flags & _EXITING_BITS) or bool(pending & _KILLED_BITS)
+
+
+def _is_gone(pid: int) -> bool:
+    """Return True if there is no such process; /proc may hide those of others."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -203,11 +203,13 @@ class MixedGraphs:
         return self._model.forward(batch, self._attention)
 
     def _launch_seconds(self, bucket: int) -> float:
-        """Return the host's time to launch a full bucket kernel by kernel. K/V goes to the spare block.
+        """Return the host's time to launch a full bucket kernel by kernel; no K/V is written.
 
-        It has prompts and a decoding row, which has kernels of its own.
+        It has prompts and, if there is room, a decoding row, which has kernels of its own.
         """
-        step = self._rows([1, *self._prompts(bucket - 1)][: self._inputs.max_rows])
+        several = self._inputs.max_rows > 1
+        counts = [1, *self._prompts(bucket - 1)][: self._inputs.max_rows] if several else self._prompts(bucket)
+        step = self._rows(counts)
         return self._recorder.launch_seconds(lambda: self._eager.run(step))
 
     def _replay_seconds(self, form: "_Form") -> float:

@@ -165,8 +165,8 @@ def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
 
 @each_value(window=[1, 2, 15, 16, 17, 64, 300], shape=[(4, 4, 1), (6, 2, 16), (3, 1, 32)])
 def test_windows(window: int, shape: tuple[int, int, int]) -> None:
+    """Compute prompts and chunks shorter and longer than the window, and decodes on both sides of its border."""
     heads, kv_heads, block_size = shape
-    """Whole prompts and chunks shorter and longer than the window, decodes on both sides of its border."""
     rng = random.Random(window + heads)
     attention = TorchAttention([spec_of(heads, kv_heads, 8, window=window)] * LAYERS, torch.float32)
     near = [max(0, window + by) for by in (-2, -1, 0, 1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.cluster.displaced import MAX_WAIT_S, SETTLE_S
+from roseinfer.cluster.displaced import MAX_LATE_S, MAX_WAIT_S, SETTLE_S
 from roseinfer.cluster.routing import new_ask, prompt_block_keys
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import (
@@ -305,6 +305,21 @@ async def test_requests_do_not_wait_for_engines_that_start_slowly_or_not_at_all(
     fleet.clock.advance(SETTLE_S)
     fleet.routed.tick()
     assert [type(error) for error in final.reader.errors] == [EngineUnavailableError]
+
+
+@fleet_test()
+async def test_losses_that_were_not_read_in_time_are_read_before_requests_move(fleet: Fleet) -> None:
+    """The process was held up for longer than it waits for other losses: it waits once more."""
+    asked = [fleet.submit() for _ in range(2)]
+    lost = fleet.where(asked[0])
+    assert lost is not None
+    fleet.lose(lost)
+    fleet.clock.advance(SETTLE_S + 2 * MAX_LATE_S)
+    fleet.routed.place_displaced()
+    assert fleet.where(asked[0]) is None
+    fleet.settle()
+    assert fleet.where(asked[0]) == 1 - lost
+    fleet.finish()
 
 
 @fleet_test()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-MIN_EXAMPLES_SHARE = 1 / 10
+MIN_EXAMPLES_SHARE, MIN_EXAMPLES_COUNT = 1 / 10, 10
 _examples_share = 1.0
 
 Axis = Mapping[str, Any] | Iterable[Any]
@@ -33,8 +33,9 @@ def choose_examples(without_exhaustive: bool) -> None:
 
 
 def examples(count: int, derandomize: bool = False) -> settings:
-    """Return settings of a property with `count` examples, of which `make test` runs a tenth."""
-    return settings(max_examples=round(count * _examples_share), deadline=None, derandomize=derandomize)
+    """Return settings of a property with `count` examples, of which `make test` runs a tenth, but at least ten."""
+    kept = max(min(count, MIN_EXAMPLES_COUNT), round(count * _examples_share))
+    return settings(max_examples=kept, deadline=None, derandomize=derandomize)
 
 
 def cases(names: str | tuple[str, ...], usual: Iterable[Any], exhaustive: Iterable[Any]) -> pytest.MarkDecorator:

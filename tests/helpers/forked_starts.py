@@ -4,8 +4,8 @@ A start of `python -m roseinfer.cli serve` spends seconds of processor time on i
 process and each process forked so have a library process of their own. A request to it is a `subprocess.Popen` of
 `python -m MODULE`: the library process forks, and the kernel makes the fork a child of the process that asks. So
 parents, exit codes, process groups and inherited descriptors are those of a real start. Fixture `executed` of
-tests/conftest.py leaves real starts to a few tests, so that each program is also tested as users start it. A start with
-other variables of the environment is always real, because libraries read these when they are imported.
+tests/conftest.py leaves real starts to a few tests, and tests/test_programs.py imports other programs afresh. A start
+with other variables of the environment is always real, because libraries read these when they are imported.
 """
 
 import atexit

@@ -170,10 +170,9 @@ def main(*, everything: bool) -> None:
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
     read_tiles("block", True, True)
-    read_tiles("mxfp4", True, True)
-    read_tiles("mxfp4", False, False)
-    read_tiles("int4", True, True)
-    read_tiles("int4", False, False)
+    for scales in ("int4", "mxfp4"):
+        read_tiles(scales, False, False)
+        read_tiles(scales, True, True)  # the last form is compiled by default: it waits for products
     read_experts("mxfp4", 256, 4)
     read_experts("int4", 256, 4)
     for padded, count in ((32, 128), (256, 64)):

@@ -86,8 +86,10 @@ class Bench:
         divides: bool = False,
         queries: int = 1,
         adapted_seat: int | None = None,
+        max_rows: int = 64,
     ) -> None:
         self.attention, self.inputs = Attention(divides, queries), Inputs()
+        self.inputs.max_rows = max_rows
         self.inputs.adapted_seat = adapted_seat
         self.launched: list[int] = []
         eager = SimpleNamespace(run=self.launch)
@@ -193,6 +195,7 @@ def test_ranks_stop_capturing_where_any_of_them_does():
 def test_launches_are_timed_in_prompts_of_each_size():
     assert Bench([16, 32, 48, 64, 256]).launched == [16, 64]
     assert Bench([64, 128, 192, 320, 512]).launched == [64, 320]
+    assert Bench([16, 64], max_rows=1).launched == [16], "a prompt"
 
 
 def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,8 @@ LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 MIN_FILES, ENOUGH_FILES = 128, 1024 + 128
 # Larger weights leave little memory for the KV cache.
 _WEIGHTS_SHARE = 0.8
+# Sizes in files and in memory that differ by less are the same but for headers.
+_SHOWN_SHARE = 0.01
 # A certificate that expires sooner should be renewed.
 MIN_VALID_DAYS = 14
 
@@ -261,7 +263,7 @@ def _model(model: Model, facts: Facts) -> Check:
     where = "GPU" if gpus else "memory"
     on_cpu = (size.int8_bytes if facts.torch.int8 else None) or size.float_bytes
     loaded = size.gpu_bytes if gpus else on_cpu
-    if loaded != model.weight_bytes:
+    if abs(loaded - model.weight_bytes) > _SHOWN_SHARE * loaded:
         found += f"; {size.kinds}, {loaded / GB:.2f} GiB in memory unless --dtype or --quantization says otherwise"
     if size.four_bits and has_fp8:
         found += f"; --quantization fp8 is faster from {MIN_FASTER_FP8_ROWS} requests at a time on"

@@ -210,7 +210,6 @@ def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(
 # --- the examples -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive  # tests above show what they ask for
 @pytest.mark.parametrize(
     ("name", "below", "expected"),
     [

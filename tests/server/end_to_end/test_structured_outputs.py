@@ -259,7 +259,6 @@ def test_hostile_constraints_leave_others_alone(client: openai.OpenAI, constrain
     assert tokens + len(ends) >= 200 and ends[-1] == "length"
 
 
-@pytest.mark.exhaustive  # tests above show what it asks for
 def test_the_example(real: RealServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["structured_outputs.py", "--base-url", f"{real.url}/v1"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
