@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.matrix_units import end_products
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.lora.slots import SlotMatrices
@@ -92,6 +93,8 @@ def lora_tiles_kernel(
         a_tile = a_ptr + (slot * COLUMNS + index).to(tl.int64)[:, None] * K + k[None, :]
         sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
         for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
+            if scales_ptr is not None:  # x is converted in registers
+                end_products()
             inside = (start + k < K)[None, :]
             x = tl.load(x_tile + start, mask=mine[:, None] & inside, other=0.0)
             a = tl.load(a_tile + start, mask=there[:, None] & inside, other=0.0)
