@@ -5,10 +5,11 @@ accepts, such as a variable that changes its type within a loop. Gluon has no in
 """
 
 import itertools
+import re
 from collections import defaultdict
 
 from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
+from triton.backends.compiler import GPUTarget, Language
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.language import target_info
@@ -84,6 +85,8 @@ BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lo
 
 # Each form that is asked for, by kernel: constants, types of pointers, and how many products a Gluon kernel has.
 wanted = defaultdict(list)
+# Names of the compiled kernels that end products.
+ended = []
 
 
 def read(kernel, constants, pointers, products=None) -> None:
@@ -91,15 +94,20 @@ def read(kernel, constants, pointers, products=None) -> None:
     wanted[kernel].append((constants, pointers, products))
 
 
-def compiled(kernel, constants, pointers, products) -> None:
-    """Compile to Triton's intermediate form. Raises the compiler's errors."""
+def compiled(kernel, constants, pointers, products, *, everything: bool) -> None:
+    """Compile to Triton's intermediate form, and if `everything` to products of matrix units. Raises the compiler's
+    errors.
+    """
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     absent = {param.name: param.default for param in kernel.params if param.has_default and param.name not in pointers}
     constants = absent | constants
     kinds = {name: pointers.get(name, SCALARS.get(name, "*bf16")) for name in kernel.arg_names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
     make = GluonASTSource if kernel.is_gluon() else ASTSource
-    source = make(kernel, signature, {(kernel.arg_names.index(name),): v for name, v in constants.items()})
+    places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
+    aligned = [name for name, kind in signature.items() if kind[0] == "*" or (kind == "i32" and "stride" in name)]
+    multiples = {places[name]: [["tt.divisibility", 16]] for name in aligned}  # as of tensors
+    source = make(kernel, signature, {places[name]: value for name, value in constants.items()}, multiples)
     backend = make_backend(TARGET)
     options = backend.parse_options({"num_warps": 4})
     context = ir.context()
@@ -109,6 +117,24 @@ def compiled(kernel, constants, pointers, products) -> None:
     module = source.make_ir(TARGET, options, *tools, context)
     assert module.verify()
     assert products in (None, str(module).count("warp_group_dot ")), (kernel, str(module).count("warp_group_dot "))
+    if everything and "tt.dot " in str(module):
+        stages, metadata = {}, {}
+        backend.add_stages(stages, options, Language.TRITON)
+        for stage in ("ttir", "ttgir"):
+            module = stages[stage](module, metadata)
+        check_that_products_end(kernel.__name__, str(module))
+
+
+def check_that_products_end(name: str, module: str) -> None:
+    """Check that a kernel whose products read registers, and run on into a loop's next turn, ends them there.
+
+    See `kernels.common.matrix_units`. A wait that leaves some pending shows such products.
+    """
+    from_registers = re.search(r"warp_group_dot [^\n]*isAsync = true[^\n]* : tensor<[^*\n]*opIdx = 0", module)
+    run_on = re.search(r"warp_group_dot_wait [^\n]*pendings = [1-9]", module)
+    if from_registers and run_on:
+        ended.append(name)
+        assert "wgmma.wait_group.sync.aligned 0" in module, f"{name}: begin each turn by `end_products`"
 
 
 def forms(everything: bool, *axes):
@@ -172,6 +198,7 @@ def main(*, everything: bool) -> None:
     read_tiles("block", True, True)
     for scales in ("int4", "mxfp4"):
         read_tiles(scales, False, False)
+        read_tiles(scales, True, False)
         read_tiles(scales, True, True)  # the last form is compiled by default: it waits for products
     read_experts("mxfp4", 256, 4)
     read_experts("int4", 256, 4)
@@ -182,7 +209,10 @@ def main(*, everything: bool) -> None:
     read_bulk()
     for kernel, known in wanted.items():
         for form in known if everything else known[-1:]:
-            compiled(kernel, *form)
+            compiled(kernel, *form, everything=everything)
+    assert not everything or {"gate_up_kernel", "down_kernel", "int4_tile_kernel", "lora_tiles_kernel"} == {*ended}, (
+        "the check finds none"
+    )
 
 
 def read_bulk() -> None:
@@ -310,6 +340,9 @@ def read_lora(dtype, aligned, *, codes=False) -> None:
     read(lora_expand_kernel, sizes, pointers)
     sizes |= {} if codes else {"scales_ptr": None}
     of_codes = {"x_ptr": "*fp8e4nv"} if codes else {}
+    if codes:
+        by_rows = sizes | {"GROUPED": False, "BLOCK_M": 64, "K": 1024}
+        read(lora_tiles_kernel, by_rows, pointers | {"out_ptr": dtype} | of_codes)
     read(lora_tiles_kernel, sizes, pointers | {"out_ptr": dtype} | of_codes)
     read(lora_gated_kernel, sizes, pointers | {"out_ptr": "*fp8e4nv" if codes else dtype})
 
