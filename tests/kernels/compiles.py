@@ -334,7 +334,8 @@ def read_lora(dtype, aligned, *, codes=False) -> None:
     """
     sizes = SLOT_SIZES | {"K": 200, "OUT": 400, "SLOTS": 3, "SHARES": 2, "PARTS": 2, "AT_ONCE": 2, "GROUPED": codes}
     sizes |= {"BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 128, "BLOCK_R": 16, "BLOCK_C": 64, "STAGES": 3}
-    sizes |= {"ALIGNED": aligned, "ACTIVATION": "silu", "PRECISION": "ieee", "OVERLAP": True}
+    sizes |= {"ALIGNED": aligned, "ACTIVATION": "silu", "PRECISION": "ieee", "COMPILED": True}
+    sizes |= {"OVERLAP": True}
     pointers = DELTA | dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "y_ptr", "sums_ptr"), dtype)
     pointers |= {"stride_y": "i32", "parts_ptr": "*fp32", "scales_ptr": "*fp32"}
     read(lora_expand_kernel, sizes, pointers)

@@ -14,7 +14,8 @@ from roseinfer.kernels.common.triton_support import tl, triton
 def end_products():
     """Wait until all products so far are done. Begin each turn of a loop that computes a factor with it.
 
-    What the turn loads by the copy engine stays behind it, and so does what is computed from that.
+    What the turn loads by the copy engine stays behind it, and so does what is computed from that. Only for compiled
+    kernels: without a GPU, to look for one takes milliseconds a call.
     """
     if tl.target_info.cuda_capability_geq(9) and not tl.target_info.cuda_capability_geq(10):
         tl.inline_asm_elementwise(

@@ -64,6 +64,7 @@ def lora_tiles_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Compute, in program (tile, slot, i), BLOCK_C sums of a tile's tokens that have the slot, over one part of the
@@ -93,7 +94,7 @@ def lora_tiles_kernel(
         a_tile = a_ptr + (slot * COLUMNS + index).to(tl.int64)[:, None] * K + k[None, :]
         sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
         for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
-            if scales_ptr is not None:  # x is converted in registers
+            if COMPILED and scales_ptr is not None:  # x is converted in registers
                 end_products()
             inside = (start + k < K)[None, :]
             x = tl.load(x_tile + start, mask=mine[:, None] & inside, other=0.0)
@@ -166,6 +167,7 @@ def shrink_tiles(
         BLOCK_K=(_FEW_TOKENS_STEP_COLUMNS if few else _STEP_COLUMNS) * 2 // matrices.a.itemsize,
         STAGES=4,
         PRECISION="ieee",  # which only matters for float32
+        COMPILED=values.is_cuda,
         num_warps=4,
         **early_start.options(slots.device),
     )
