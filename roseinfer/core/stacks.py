@@ -10,6 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+from roseinfer.core.process_stat import stat_fields
+
 SIGNAL = getattr(signal, "SIGUSR1", None)  # not every system has it
 MAX_CHARS = 20_000
 
@@ -76,7 +78,7 @@ def _signal(pid: int) -> None:
 def _parent_of(pid: int) -> int | None:
     """Return the parent's pid, or None where the system does not provide it."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        return int(stat_fields(pid)[1])
     except (OSError, ValueError, IndexError):
         return None
 

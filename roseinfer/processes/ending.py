@@ -2,7 +2,8 @@
 
 import os
 import signal
-from pathlib import Path
+
+from roseinfer.core.process_stat import stat_fields
 
 # States in /proc/PID/stat, and bits of its flags (PF_EXITING: dismantled by the kernel) and pending signals.
 _ENDED = (b"Z", b"X")
@@ -18,9 +19,8 @@ def is_ending(pid: int) -> bool:
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return False
-        # The name, in parentheses, may hold anything.
-        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        flags, pending = int(fields[5]), int(fields[27])
+        fields = stat_fields(pid)
+        state, flags, pending = fields[0], int(fields[6]), int(fields[28])
     except (FileNotFoundError, ProcessLookupError):
         return _is_gone(pid)
     except (OSError, ValueError, IndexError):

@@ -15,8 +15,9 @@ is no fault of the child.
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
+
+from roseinfer.core.process_stat import stat_fields
 
 CHECK_INTERVAL_S = 0.25
 # A stopped process gives no sign before it is continued, so it is late soon.
@@ -39,8 +40,7 @@ class ProcessStats(NamedTuple):
 def process_stats(pid: int) -> ProcessStats | None:
     """Return the statistics of a process; None if the system provides none, or there is no such process."""
     try:
-        # The name, in parentheses, may hold anything; state, ..., utime and stime as the 12th and 13th follow.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = stat_fields(pid)  # with utime and stime as the 12th and 13th
         return ProcessStats((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] in (b"T", b"t"))
     except (OSError, ValueError, IndexError):
         return None

@@ -207,9 +207,9 @@ class MixedGraphs:
 
         It has prompts and, if there is room, a decoding row, which has kernels of its own.
         """
-        several = self._inputs.max_rows > 1
-        counts = [1, *self._prompts(bucket - 1)][: self._inputs.max_rows] if several else self._prompts(bucket)
-        step = self._rows(counts)
+        decoding = [1] if self._inputs.max_rows > 1 else []
+        prompts = self._prompts(bucket - len(decoding))
+        step = self._rows([*decoding, *prompts][: self._inputs.max_rows])
         return self._recorder.launch_seconds(lambda: self._eager.run(step))
 
     def _replay_seconds(self, form: "_Form") -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.processes import ending
+from roseinfer.core import process_stat
 from roseinfer.processes.ending import is_ending
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
@@ -32,5 +32,5 @@ def test_a_system_that_hides_processes_does_not_show_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "readlink", lambda path: "1")
     assert not is_ending(gone.pid)
     monkeypatch.undo()
-    monkeypatch.setattr(ending, "Path", lambda path: Path("/nowhere"))
+    monkeypatch.setattr(process_stat, "Path", lambda path: Path("/nowhere"))
     assert is_ending(gone.pid) and not is_ending(os.getpid()) and not is_ending(1)
