@@ -7,11 +7,12 @@ Each policy gets a server of its own, one after the other, and each rate its sec
 own; requests are in classes of objectives and say so. Every policy sees the same requests.
 
 `--load six`, the default: SCORPIO's six classes, 20 s at each rate. `--load long`: a tenth of the prompts has 8,000 to
-30,000 tokens, 120 s at half of the capacity. `--load experts`: the six classes for Qwen3-30B-A3B.
+30,000 tokens, 120 s at half of the capacity. `--load experts`: the six classes for Qwen3-30B-A3B. `--load MODEL`, for
+the families of `FAMILIES`: the six classes with TPOT objectives of 2.0 and 3.3 times the model's lone step.
 
 Good = both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late.
 `--model` names another model of `gpu_rows.MODELS` of the load's shape.
-Prints a table with the peer's figures and the targets, and writes DIR/slo-gpu.json (slo-gpu-long.json) after every run.
+Prints a table with the peer's figures and the targets, and writes DIR/slo-gpu.json (slo-gpu-LOAD.json) after every run.
 `--client FILE` measures with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`; only
 that draws lengths by class); `--models-dir` and `--commit` as in gpu_table.py.
 """
@@ -95,6 +96,7 @@ class Load:
 
 
 SIXTH = round(1 / 6, 4)
+SIX_LENGTHS = "--in-min 32 --in-len 1024 --out-min 16 --out-len 512"
 
 
 def six(tight_s: float, loose_s: float) -> tuple[tuple[str, float, float, float, Mapping[str, int]], ...]:
@@ -104,12 +106,36 @@ def six(tight_s: float, loose_s: float) -> tuple[tuple[str, float, float, float,
     return tuple((name, SIXTH, ttft_s, tpot_s, {}) for name, ttft_s, tpot_s in tight + loose)
 
 
+# A family's lone step in ms (docs/research/2026-11-families.md), and rates around its capacity.
+FAMILIES: Mapping[str, tuple[float, Sequence[float]]] = {
+    "gemma-3-27b": (13.7, (4, 8, 12)),
+    "qwen3.6-27b-fp8": (7.94, (5, 10, 15)),
+    "qwen3.6-35b-a3b-fp8": (2.12, (5, 10, 15)),
+    "gpt-oss-20b": (1.79, (5, 10, 15)),
+}
+TIGHT_STEPS, LOOSE_STEPS = 2.0, 3.3  # TPOT objectives in lone steps
+
+
+def family_load(model: str, lone_ms: float, rates: Sequence[float]) -> Load:
+    """Return the six classes for `model`, whose step of one request takes `lone_ms`."""
+    return Load(
+        classes=six(round(TIGHT_STEPS * lone_ms / 1e3, 5), round(LOOSE_STEPS * lone_ms / 1e3, 5)),
+        rates=rates,
+        seconds=20,
+        lengths=SIX_LENGTHS,
+        max_model_len=4096,
+        warm_ups=(WARM_UP,),
+        targets={},
+        model=model,
+    )
+
+
 LOADS = {
     "six": Load(
         classes=six(0.008, 0.013),
         rates=(15, 25, 35, 50, 70),
         seconds=20,
-        lengths="--in-min 32 --in-len 1024 --out-min 16 --out-len 512",
+        lengths=SIX_LENGTHS,
         max_model_len=MODELS[MODEL].max_model_len,
         warm_ups=(WARM_UP,),
         targets={
@@ -134,7 +160,7 @@ LOADS = {
         classes=six(0.012, 0.018),
         rates=(15, 25, 35),
         seconds=20,
-        lengths="--in-min 32 --in-len 1024 --out-min 16 --out-len 512",
+        lengths=SIX_LENGTHS,
         max_model_len=4096,
         warm_ups=(WARM_UP,),
         targets={
@@ -155,8 +181,8 @@ LOADS = {
         warm_ups=(WARM_UP, LONG_WARM_UP),
         targets={MODEL: {1.7: ("adherence", 0.95)}},
     ),
+    **{model: family_load(model, *known) for model, known in FAMILIES.items()},
 }
-FILES = {"six": "slo-gpu.json", "long": "slo-gpu-long.json", "experts": "slo-gpu-experts.json"}
 POLICIES = {
     "slack": "--scheduling-policy slack",
     "fifo": "--scheduling-policy fifo",
@@ -239,7 +265,8 @@ def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
         "peer": {"name": "vLLM 0.24.0, another machine of the kind", "adherence and goodput": load.peer},
         "points": points,
     }
-    (args.out / FILES[args.load]).write_text(json.dumps(facts, indent=1) + "\n")
+    name = "slo-gpu.json" if args.load == "six" else f"slo-gpu-{args.load}.json"
+    (args.out / name).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def show(found: Mapping[str, Any], picture: str | None) -> None:

@@ -72,3 +72,11 @@ def test_options() -> None:
     for wrong in (["--load", "long", "--client", "loadgen.py"], ["--model", "gpt2"]):
         with pytest.raises(SystemExit):
             slo_gpu.parse_args(["--out", "x", *wrong])
+
+
+def test_families_have_objectives_of_their_lone_step():
+    args = slo_gpu.parse_args(["--out", "x", "--load", "gpt-oss-20b"])
+    assert args.model == "gpt-oss-20b"
+    lone_ms, _ = slo_gpu.FAMILIES["gpt-oss-20b"]
+    tpot_ms = sorted({entry["body"]["slo"]["tpot_ms"] for entry in slo_gpu.LOADS["gpt-oss-20b"].class_list()})
+    assert tpot_ms == pytest.approx([2.0 * lone_ms, 3.3 * lone_ms], abs=0.01)
