@@ -13,6 +13,7 @@ the families of `FAMILIES`: the six classes with TPOT objectives of 2.0 and 3.3 
 Good = both objectives kept; goodput = good requests over the wall time, the drain included; missed = served, but late.
 `--model` names another model of `gpu_rows.MODELS` of the load's shape.
 Prints a table with the peer's figures and the targets, and writes DIR/slo-gpu.json (slo-gpu-LOAD.json) after every run.
+`--drafts-wrong` first records all outputs with fifo, which rejects none. Each policy then runs without and with drafts.
 `--client FILE` measures with another client that takes `--slo` and `--send-slo` (default: `roseinfer bench serve`; only
 that draws lengths by class); `--models-dir` and `--commit` as in gpu_table.py.
 """
@@ -226,24 +227,29 @@ def measure(args: argparse.Namespace, server: Server, rate: float, seed: int) ->
     return {"seed": seed, **kept, "missed": summary["ok"] - good, **quantiles}
 
 
-def run_policy(args: argparse.Namespace, policy: str, folder: Path, points: list[dict[str, Any]]) -> None:
+def run_policy(
+    args: argparse.Namespace, policy: str, folder: Path, points: list[dict[str, Any]], speculation: str = "off"
+) -> None:
     """Run all rates, then all of them again for each repetition, on one server."""
     load = LOADS[args.load]
     context = str(load.max_model_len)
     options = ["--served-model-name", args.model, "--load-format", "dummy", "--max-model-len", context]
     options += ["--gpu-memory-utilization", MEMORY_SHARE]
     options += [*shlex.split(MODELS[args.model].options), *shlex.split(POLICIES[policy])]
-    server = Server([str(folder), *options, *shlex.split(args.server_args)], args.out / f"slo-{args.load}-{policy}.log")
+    options += ["--speculation", speculation]
+    name = policy if speculation == "off" else f"{policy}, {speculation.partition(':')[0]}"
+    log = args.out / f"slo-{args.load}-{name.replace(', ', '-')}.log"
+    server = Server([str(folder), *options, *shlex.split(args.server_args)], log)
     try:
-        args.start_s[policy] = round(server.await_health(180.0), 2)
+        args.start_s[name] = round(server.await_health(180.0), 2)
         for flags in load.warm_ups:
             run_client(args, server, shlex.split(flags), objectives=False)
         for repetition in range(args.repeat):
             for rate in args.rates:
                 run = measure(args, server, rate, args.seed + 1000 * repetition)
-                points.append({"policy": policy, "rate": rate, **run})
+                points.append({"policy": name, "rate": rate, **run})
                 write(args, points)
-                print(f"  {policy:14} {rate:4g} req/s: adherence {run['adherence']:.3f}", flush=True)
+                print(f"  {name:14} {rate:4g} req/s: adherence {run['adherence']:.3f}", flush=True)
     finally:
         server.stop()
 
@@ -326,6 +332,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--client", type=Path, help="another client's script")
     parser.add_argument("--models-dir", type=Path, help="where the model folder is, instead of making one")
     parser.add_argument("--server-args", default="", help="more arguments of `roseinfer serve`, in one word")
+    parser.add_argument("--drafts-wrong", type=float, help="run each policy with drafts, too: the share of wrong ones")
     parser.add_argument("--commit", help="of roseinfer, where there is no git repository to ask")
     args = parser.parse_args(argv)
     args.policies = args.policies.split(",")
@@ -354,8 +361,13 @@ def main() -> int:
         folder = (
             args.models_dir / MODELS[args.model].folder if args.models_dir else write_folder(args.model, Path(made))
         )
+        if args.drafts_wrong is not None:
+            run_policy(args, "fifo", folder, points, f"record:{made}/outputs.jsonl")
         for policy in args.policies:
             run_policy(args, policy, folder, points)
+            if args.drafts_wrong is not None:
+                drafts = f"recorded:{made}/outputs.jsonl,wrong={args.drafts_wrong:g},seed=0"
+                run_policy(args, policy, folder, points, drafts)
     print(table(rows(points, LOADS[args.load], args.model)))
     return 0
 
