@@ -148,7 +148,9 @@ class SequenceParams:
         for token, bias in self.logit_bias:
             _check_int("logit_bias", token, 0, None)
             _check_float("logit_bias", bias, RANGES["logit_bias"])
-        if any(not s for s in self.stop):
+        if any(not isinstance(text, str) for text in self.stop):
+            raise InvalidRequestError("stop must be strings", "stop")
+        if not all(self.stop):
             raise InvalidRequestError("stop must not hold an empty string", "stop")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, None)

@@ -1,8 +1,9 @@
 """Latency objectives of a request, and why it waited, ran late or was rejected."""
 
-from dataclasses import dataclass, fields
+import sys
+from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
+from numbers import Real
 from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
@@ -25,10 +26,12 @@ class Slo:
     class_name: str = ""
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, float | int) and not (isfinite(value) and value > 0):
-                raise InvalidRequestError(f"{f.name} must be positive and finite, got {value}", f"slo.{f.name}")
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= sys.float_info.max:
+                raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r}", f"slo.{name}")
 
     @property
     def empty(self) -> bool:

@@ -27,7 +27,15 @@ from roseinfer.llm.options import engine_options
 from roseinfer.llm.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
 from roseinfer.llm.pooling import VectorCalls
 from roseinfer.llm.progress import MakeBar, progress_bar
-from roseinfer.llm.prompts import Conversation, PromptInput, PromptType, as_batch, as_conversations, read_prompt
+from roseinfer.llm.prompts import (
+    Conversation,
+    PromptInput,
+    PromptType,
+    as_batch,
+    as_conversations,
+    kind_of,
+    read_prompt,
+)
 from roseinfer.llm.sampling_params import SamplingParams
 from roseinfer.llm.templates import Templates
 from roseinfer.llm.tokenizer import LLMTokenizer
@@ -357,11 +365,11 @@ def _each(given: Any, kind: type[Value], count: int, name: str, optional: bool =
         return [given] * count
     expected = f"{name} must be {kind.__name__}, or a list with one for each prompt"
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise InvalidRequestError(f"{expected}; got {type(given).__name__}", name)
+        raise InvalidRequestError(f"{expected}; got {kind_of(given)}", name)
     values = list(given)
-    wrong = next((value for value in values if not isinstance(value, kind) and not (optional and value is None)), None)
-    if wrong is not None:
-        raise InvalidRequestError(f"{expected}; got a list with {type(wrong).__name__}", name)
+    wrong = [value for value in values if not isinstance(value, kind) and not (optional and value is None)]
+    if wrong:
+        raise InvalidRequestError(f"{expected}; got a list with {kind_of(wrong[0])}", name)
     if len(values) != count:
         raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts", name)
     return values

@@ -47,11 +47,11 @@ class PromptInput:
 
 
 def as_batch(prompts: Any) -> list[Any]:
-    """Return a list of prompts from one or several. Raise `InvalidRequestError` for what is neither."""
+    """Return a list of prompts from one or several. Raise `InvalidRequestError` for what is neither, or empty."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise InvalidRequestError(f"prompts must be {_EXPECTED}, or a list of these; got {_kind(prompts)}", "prompts")
+        raise InvalidRequestError(f"prompts must be {_EXPECTED}, or a list of these; got {kind_of(prompts)}", "prompts")
     batch = list(prompts)
     return [batch] if batch and all(isinstance(item, Integral) for item in batch) else batch
 
@@ -63,27 +63,30 @@ def read_prompt(prompt: Any) -> PromptInput:
     if isinstance(prompt, Mapping):
         return _read_dictionary(prompt)
     if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got {_kind(prompt)}", "prompt")
+        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got {kind_of(prompt)}", "prompt")
     return PromptInput(None, _as_ids(prompt))
 
 
 def as_conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """Return a list of conversations from one or several. Raise `InvalidRequestError` for what is neither."""
+    """Return a list of conversations from one or several. Raise `InvalidRequestError` for what is neither, or empty."""
     expected = "messages must be a list of dictionaries with 'role' and 'content', or a list of such lists"
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        raise InvalidRequestError(f"{expected}; got {_kind(messages)}", "messages")
+        raise InvalidRequestError(f"{expected}; got {kind_of(messages)}", "messages")
     given = list(messages)
     if not given or all(isinstance(item, Mapping) for item in given):
         return [_as_dictionaries(given)]
     if any(isinstance(item, str | bytes | Mapping) or not isinstance(item, Iterable) for item in given):
         wrong = next(item for item in given if not isinstance(item, Mapping))
-        raise InvalidRequestError(f"{expected}; got a list with {_kind(wrong)}", "messages")
+        raise InvalidRequestError(f"{expected}; got a list with {kind_of(wrong)}", "messages")
     return [_as_dictionaries(conversation) for conversation in given]
 
 
 def _as_dictionaries(messages: Iterable[Any]) -> list[dict[str, Any]]:
     """Return messages as dictionaries. Others are left for the template, which names them."""
-    return [dict(message) if isinstance(message, Mapping) else message for message in messages]
+    made = [dict(message) if isinstance(message, Mapping) else message for message in messages]
+    if not made:
+        raise InvalidRequestError("a conversation must have at least one message", "messages")
+    return made
 
 
 def _read_dictionary(prompt: Mapping[str, Any]) -> PromptInput:
@@ -98,9 +101,11 @@ def _read_dictionary(prompt: Mapping[str, Any]) -> PromptInput:
         raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got a dictionary without both keys", "prompt")
     for name, value in (("prompt", text), ("cache_salt", salt)):
         if value is not None and not isinstance(value, str):
-            raise InvalidRequestError(f"{name} must be text, got {_kind(value)}", name)
+            raise InvalidRequestError(f"{name} must be text, got {kind_of(value)}", name)
     if ids is not None and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
-        raise InvalidRequestError(f"prompt_token_ids must be a list of integers, got {_kind(ids)}", "prompt_token_ids")
+        raise InvalidRequestError(
+            f"prompt_token_ids must be a list of integers, got {kind_of(ids)}", "prompt_token_ids"
+        )
     return PromptInput(text, None if ids is None else _as_ids(ids), salt or "")
 
 
@@ -111,5 +116,6 @@ def _as_ids(prompt: Iterable[Any]) -> list[int]:
         raise InvalidRequestError("the token ids of a prompt must be integers", "prompt") from None
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return the name of a value's type, for messages."""
     return "None" if value is None else type(value).__name__

@@ -25,7 +25,7 @@ def test_what_is_no_finite_number_is_refused(name: str, value: object) -> None:
         ("bad_words", ("fine", "")), ("bad_words", (3,)),
         ("bad_token_ids", ((),)), ("bad_token_ids", ((1, -1),)), ("bad_token_ids", ((1, "2"),)),
         ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.0),
-        ("logit_bias", ((-1, 0.0),)), ("logit_bias", ((1, 100.5),)), ("stop", ("a", "")),
+        ("logit_bias", ((-1, 0.0),)), ("logit_bias", ((1, 100.5),)), ("stop", ("a", "")), ("stop", ("a", 5)),
     ],
 )  # fmt: skip
 def test_wrong_entries_are_refused(name: str, value: object) -> None:

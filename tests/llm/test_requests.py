@@ -128,6 +128,7 @@ def test_wrong_prompts(llm: LLM, prompts: Any, message: str) -> None:
     [
         ({"sampling_params": {"temperature": 0}}, "sampling_params must be SamplingParams, or a list .*; got dict"),
         ({"sampling_params": [SHORT, "x"]}, "sampling_params must be .*; got a list with str"),
+        ({"sampling_params": [SHORT, None]}, "sampling_params must be .*; got a list with None"),
         ({"sampling_params": [SHORT]}, "sampling_params has 1 entries for 2 prompts"),
         ({"slo": [Slo(ttft_s=1.0)]}, "slo has 1 entries for 2 prompts"),
         ({"lora_request": object()}, "lora_request must be LoRARequest, or a list of them; got object"),
@@ -167,6 +168,8 @@ def test_prompts_with_different_salts_share_no_cached_prefix(llm: LLM) -> None:
         ("hello", "messages must be a list of dictionaries .*; got str"),
         ({"role": "user", "content": "x"}, "messages must be a list .*; got dict"),
         (["hello"], "messages must be a list .*; got a list with str"),
+        ([], "a conversation must have at least one message"),
+        ([CHAT, []], "a conversation must have at least one message"),
         ([CHAT, ["hello"]], r"prompts\[1\]: messages\[0\] must be an object"),
         ([{"role": "robot", "content": "x"}], r"messages\[0\].role is not known: 'robot'"),
     ],
