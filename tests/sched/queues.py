@@ -25,6 +25,7 @@ class State:
         prompt: int = 10,
         *,
         predicted: int = 100,
+        max_tokens: int = 1000,
         hinted: bool = False,
         tenant: str = "",
         priority: int = 0,
@@ -34,7 +35,7 @@ class State:
             name,
             Prompt(
                 [1] * prompt,
-                SequenceParams(max_tokens=1000),
+                SequenceParams(max_tokens=max_tokens),
                 RequestMeta(
                     slo=Slo(**objectives) if objectives else None,
                     predicted_len=predicted,

@@ -48,9 +48,7 @@ def _least_s(machine: StepMachine, track: SlackTrack, reason: str) -> float:
         return first_s
     pace_s = max(alone_s, state.recent_step_s)
     length = max(track.length, state.lengths.total(track.request))  # as it would be expected now
-    return (first_s + pace_s * max(1.0, length + deadlines.likely_error(state, track))) / (
-        1 - deadlines.MIN_FIRST_SHARE
-    )
+    return (first_s + pace_s * deadlines.longest(state, track, length)) / (1 - deadlines.MIN_FIRST_SHARE)
 
 
 def _relaxed(machine: StepMachine, track: SlackTrack, reason: str, value_s: float) -> SlackTrack:

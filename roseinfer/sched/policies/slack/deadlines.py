@@ -142,12 +142,8 @@ def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
 def pace_outlived(state: SlackState, now_s: float) -> None:
     """Set a faster pace for requests with a deadline that have exceeded their expected length."""
     batch, pace_s = state.batch, state.price.pace_s
-    late = [
-        t
-        for t in batch.tracks
-        if t.end_s < inf
-        and (t.outputs > t.length - 1 or (t.tpot_s < pace_s and t.request.slo and not t.request.slo.tpot_s))
-    ]
+    whole = [(t, t.request.slo) for t in batch.tracks if t.end_s < inf]
+    late = [t for t, slo in whole if t.outputs > t.length - 1 or (t.tpot_s < pace_s and slo and not slo.tpot_s)]
     for track in late:
         batch.remove(track)
         pace_whole(state, track, now_s)
@@ -159,10 +155,15 @@ def likely_error(state: SlackState, track: SlackTrack) -> float:
     return min(state.length_error, max(0.5 * track.length, MIN_LENGTH_ERROR_TOKENS))
 
 
+def longest(state: SlackState, track: SlackTrack, length: float) -> float:
+    """Return the tokens of the longest likely output, of a request that is expected to have `length` tokens."""
+    return min(length + likely_error(state, track), max(length, track.request.params.max_tokens))
+
+
 def _latest_s(state: SlackState, track: SlackTrack, step_s: float) -> float:
     """Return the most seconds from arrival to first token with which the longest likely output is in time."""
     whole_s = track.end_s - track.request.arrival_s
-    return max(whole_s - step_s * (track.length + likely_error(state, track)), MIN_FIRST_SHARE * whole_s)
+    return max(whole_s - step_s * longest(state, track, track.length), MIN_FIRST_SHARE * whole_s)
 
 
 # --- what cannot be kept ----------------------------------------------------------------------------------------

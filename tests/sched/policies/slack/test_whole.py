@@ -57,6 +57,13 @@ def test_what_lengths_are_wrong_by_is_planned_for_within_reason(error: float, to
     assert made.policy.state.ledger.waiting["a"].due_s == pytest.approx(10.0 - tokens * 1.1 * 0.011)
 
 
+def test_no_output_is_planned_for_beyond_max_tokens() -> None:
+    made = state()
+    made.policy.state.length_error = 256.0
+    made.wait("a", e2e_s=1.0, predicted=8, max_tokens=10)
+    assert made.policy.state.ledger.waiting["a"].due_s == pytest.approx(1.0 - 10 * 1.1 * 0.011)
+
+
 def test_the_pace_suffices_for_most_outputs_of_which_as_much_was_predicted() -> None:
     """One in five is four times as long as predicted. The expected length is 160, but 90% have at most 400."""
     lengths = CalibratedLengths(EcdfLengths())
