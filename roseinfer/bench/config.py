@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from roseinfer.core.config.option import check_positive, option
+from roseinfer.core.config.option import check_positive, option, positive_numbers
 from roseinfer.core.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ class LatencyConfig:
     num_iters_warmup: int = option(3, "uncounted warm-up batches")
     num_iters: int = option(10, "counted batches")
     http: bool = option(False, "measure a server over HTTP too (needs the bench extra)")
-    json: str | None = option(None, "write the result to this file", metavar="FILE")
+    json: str | None = option(None, "write the result to this file", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
         check_positive(self, "input_len", "output_len", "num_iters")
@@ -32,7 +32,7 @@ class ThroughputConfig:
     input_len: int = option(1024, "prompt tokens of each request")
     output_len: int = option(128, "tokens each request generates")
     num_prompts: int = option(256, "requests")
-    json: str | None = option(None, "write the result to this file", metavar="FILE")
+    json: str | None = option(None, "write the result to this file", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
         check_positive(self, "input_len", "output_len", "num_prompts")
@@ -71,8 +71,10 @@ class StreamingConfig:
     compare: str | None = option(
         None, "alternate runs of two values of one option; 'default' = option not given", metavar="OPTION=A,B"
     )
-    json: str | None = option(None, "write the result to this file", metavar="FILE")
-    plot: str | None = option(None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png")
+    json: str | None = option(None, "write the result to this file", metavar="FILE", written=True)
+    plot: str | None = option(
+        None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png", written=True
+    )
 
     def __post_init__(self) -> None:
         check_positive(self, "num_requests", "max_new_tokens", "stream_interval", "repeat_runs")
@@ -134,7 +136,7 @@ class OpenLoopConfig:
     )
     seed: int = option(0, "seed of arrivals, lengths and prompts")
     timeout: float = option(300.0, "seconds after which a request fails")
-    json: str | None = option(None, "write the result to this file", metavar="FILE")
+    json: str | None = option(None, "write the result to this file", metavar="FILE", written=True)
     label: str = option("", "name stored with the result")
 
     def __post_init__(self) -> None:
@@ -159,11 +161,8 @@ def parse_repeats(text: str) -> tuple[int, ...]:
 
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:
     """Return the positive numbers of an option's text. Raise `ConfigError` that names the option."""
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
+    numbers = positive_numbers(name, text, int)
+    if not numbers:
         raise ConfigError(f"{name} must be positive numbers with commas between them, got {text!r}")
     return numbers
 

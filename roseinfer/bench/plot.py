@@ -9,7 +9,7 @@ PANELS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "latency_ms": "
 
 
 def check_plot(path: str) -> None:
-    """Raise `ConfigError` if `plot_latencies` cannot draw to `path`; called before a run, so that none is lost."""
+    """Raise `ConfigError` if no plot can be drawn to `path`; called before a run, so that none is lost."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:

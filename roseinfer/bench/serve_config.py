@@ -159,8 +159,15 @@ class ResultConfig:
         None, "name of the result's file (default: {label}-{rate}qps-{model}-{date}.json)", metavar="FILE"
     )
     metadata: tuple[str, ...] = option((), "stored with the result", metavar="KEY=VALUE", spaced=True)
-    plot: str | None = option(None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png")
+    plot: str | None = option(
+        None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png", written=True
+    )
     disable_tqdm: bool = option(False, "no effect: there is no progress bar")
+
+    @property
+    def writes(self) -> bool:
+        """True if the result is written to a file."""
+        return self.save_result or self.append_result
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.metrics() if name not in METRICS]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from roseinfer.bench.open_loop import LoadOutcome
 from roseinfer.bench.report import percentile
 from roseinfer.bench.serve_config import ResultConfig
+from roseinfer.core.config.option import check_writable
+from roseinfer.core.errors import ConfigError
 
 TABLE_WIDTH_CHARS = 50
 HEADINGS = {
@@ -193,11 +196,22 @@ def file_name(named: Mapping[str, Any]) -> str:
     return f"{named['label'] or named['backend']}-{rate}{limit}-{model}-{named['date']}.json"
 
 
+def prepare_folder(report: ResultConfig) -> None:
+    """Make the folder of the result. Raise `ConfigError` if the result cannot be written there."""
+    folder = Path(report.result_dir or ".")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"result_dir: cannot make {str(folder)!r}: {error.strerror}") from error
+    if report.result_filename:
+        check_writable("result_filename", str(folder / report.result_filename))
+    elif not os.access(folder, os.W_OK):
+        raise ConfigError(f"result_dir: cannot write to {str(folder)!r}")
+
+
 def save(found: Mapping[str, Any], report: ResultConfig) -> Path:
     """Write the result where `report` says, with details if it asks for them. Raise OSError."""
-    folder = Path(report.result_dir or ".")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (report.result_filename or file_name(found))
+    path = Path(report.result_dir or ".") / (report.result_filename or file_name(found))
     written = {key: value for key, value in found.items() if report.save_detailed or key not in DETAILS}
     text = json.dumps(written)
     if report.append_result and path.exists() and path.stat().st_size:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from roseinfer.core.config.option import check_positive, option
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.config.option import check_positive, option, positive_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class CalibrateConfig:
     )
     repeats: int = option(3, "steps of each kind")
     recorded: str | None = option(None, "fit to the steps of a recorded run instead of a sweep", metavar="FILE")
-    json: str | None = option(None, "write the cost model to this file", metavar="FILE")
+    json: str | None = option(None, "write the cost model to this file", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
         check_positive(self, "repeats")
@@ -48,9 +47,9 @@ class CalibrateConfig:
     def grid(self, default: CalibrationGrid) -> CalibrationGrid:
         """Return the given grid, completed from `default`. Raise `ConfigError`."""
         return CalibrationGrid(
-            rows=_numbers("decode_rows", self.decode_rows) or default.rows,
-            contexts=_numbers("context_lens", self.context_lens) or default.contexts,
-            prompts=_numbers("prompt_lens", self.prompt_lens) or default.prompts,
+            rows=positive_numbers("decode_rows", self.decode_rows, int) or default.rows,
+            contexts=positive_numbers("context_lens", self.context_lens, int) or default.contexts,
+            prompts=positive_numbers("prompt_lens", self.prompt_lens, int) or default.prompts,
             repeats=self.repeats,
             prefixes=_prefixes(self.prefix_lens, default.prefixes),
         )
@@ -59,14 +58,4 @@ class CalibrateConfig:
 def _prefixes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     if text is not None and text.strip() == "0":
         return ()
-    return _numbers("prefix_lens", text) or default
-
-
-def _numbers(name: str, text: str | None) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in (text or "").split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
-    if any(number < 1 for number in found):
-        raise ConfigError(f"{name} must be positive, got {text}")
-    return found
+    return positive_numbers("prefix_lens", text, int) or default

@@ -21,6 +21,7 @@ from roseinfer.config.parser import VLLM_GIVEN, OptionParser, RemovedOption, Vll
 from roseinfer.config.readers import ChoicesOrDefault, WordReader, flag_of, reader, type_name
 from roseinfer.config.vllm_names import VLLM_OPTIONS, VllmOption, Works
 from roseinfer.config.vllm_options import Translation, split_list
+from roseinfer.core.config.option import check_writable
 from roseinfer.core.errors import ConfigError
 
 Config = TypeVar("Config")
@@ -65,13 +66,14 @@ class Group:
             metavar=f.metadata.get("metavar"),
             aliases=tuple(f.metadata.get("aliases") or ()),
             spaced=bool(f.metadata.get("spaced")),
+            written=bool(f.metadata.get("written")),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. `type` is the type of one value. A `many` option takes several values, each after its own flag, or
-    after one flag if `spaced`.
+    after one flag if `spaced`. `written`: its file is written at the end.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Option:
     metavar: str | None
     aliases: tuple[str, ...] = ()
     spaced: bool = False
+    written: bool = False
 
     @property
     def flag(self) -> str:
@@ -248,7 +251,9 @@ class OptionSet:
         return next((option.name for option in self.options.values() if name in option.aliases), name)
 
     def read(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Return the options that were given by flag or in the file. Raises `ConfigError`."""
+        """Return the options that were given by flag or in the file. Raises `ConfigError`, also for a file that cannot
+        be written: better now than after a long run.
+        """
         several = self._several(args)
         path = getattr(args, CONFIG_FILE, None)
         given = self._read_file(Path(path)) if path is not None else {}
@@ -266,6 +271,9 @@ class OptionSet:
             if self.tables in given:
                 raise ConfigError(f"{self.tables} are given twice: on the command line and in the config file")
             given[self.tables] = several
+        for name, value in given.items():
+            if value and name in self.options and self.options[name].written:
+                check_writable(name, value)
         return given
 
     def _several(self, args: argparse.Namespace) -> list[OwnOptions]:

@@ -17,7 +17,7 @@ class TrainConfig:
         'JSON lines {"prompt" or "prompt_token_ids", "output_len"}, one per request, or what `serve --record` wrote',
         metavar="DATA",
     )
-    out: str | None = option(None, "write the predictor to this file", metavar="FILE")
+    out: str | None = option(None, "write the predictor to this file", metavar="FILE", written=True)
     model: str = option("tiny", "whose tokenizer the prompts are for", metavar="MODEL")
     longest: int | None = option(None, "output tokens that 100 buckets span; default: the longest output of the data")
     readout: str = option(
@@ -25,7 +25,7 @@ class TrainConfig:
     )
     epochs: int = option(40, "passes over the data at most; the best one counts")
     seed: int = option(0, "seeds the split (6:2:2) and the training")
-    json: str | None = option(None, "write the figures to this file", metavar="FILE")
+    json: str | None = option(None, "write the figures to this file", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
         check_positive(self, "longest", "epochs")

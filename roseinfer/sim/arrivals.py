@@ -51,8 +51,12 @@ def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -
         raise ConfigError(f"trace: no such file: {path!r}")
     try:
         lines = list(_azure(file) if file.suffix == ".csv" else _json_lines(file))
-    except (KeyError, ValueError, IndexError) as error:
-        raise ConfigError(f"trace: {path} cannot be read: {error!r}") from error
+    except OSError as error:
+        raise ConfigError(f"trace: cannot read {path!r}: {error.strerror}") from error
+    except KeyError as error:
+        raise ConfigError(f"trace: {path!r} is no trace: {error} is missing") from error
+    except (ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"trace: {path!r} is no trace: {error}") from error
     if not lines:
         raise ConfigError(f"trace: {path} has no requests")
     lines.sort(key=lambda line: line.at_s)

@@ -65,20 +65,20 @@ class WorkloadConfig:
         metavar="SHARES",
     )
     seed: int = option(0, "seeds arrivals, lengths and prompts")
-    json: str | None = option(None, "write the result to this file", metavar="FILE")
+    json: str | None = option(None, "write the result to this file", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
         check_positive(self, "num_requests", "input_len_min", "output_len_min", "cv", "trace_seconds", "trace_speed")
         check_positive(self, "predictor_rmse")
         if not (isfinite(self.request_rate) and self.request_rate >= 0):
-            raise ConfigError(f"request_rate must not be negative, got {self.request_rate}")
+            raise ConfigError(f"request_rate must be 0 or positive, and finite, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
             raise ConfigError("input_len and output_len must not be below their minima")
         if self.file is None and self.workload not in WORKLOADS:
             names = ", ".join(WORKLOADS)
             raise ConfigError(f"workload must be one of {names}, or a file that ends in .toml, got {self.workload!r}")
         if (self.workload == "trace") != (self.trace is not None):
-            raise ConfigError("workload trace and trace go together")
+            raise ConfigError("workload trace requires trace, and trace requires workload trace")
         _ = self.class_share_list, self.tenant_share_list, self.acceptance
 
     @property
@@ -88,16 +88,16 @@ class WorkloadConfig:
 
     @property
     def class_share_list(self) -> tuple[float, ...]:
-        return positive_numbers("class_shares", self.class_shares)
+        return positive_numbers("class_shares", self.class_shares, float)
 
     @property
     def tenant_share_list(self) -> tuple[float, ...]:
-        return positive_numbers("tenant_shares", self.tenant_shares)
+        return positive_numbers("tenant_shares", self.tenant_shares, float)
 
     @property
     def acceptance(self) -> tuple[float, ...]:
         """Shares of right drafts, by position; empty without drafts."""
-        shares = positive_numbers("speculation_acceptance", self.speculation_acceptance)
+        shares = positive_numbers("speculation_acceptance", self.speculation_acceptance, float)
         if any(share > 1 for share in shares) or len(shares) > MAX_DRAFTS:
             raise ConfigError(
                 f"speculation_acceptance must be at most {MAX_DRAFTS} shares up to 1, got {self.speculation_acceptance}"
@@ -122,7 +122,7 @@ class SweepConfig:
     capacity: bool = option(False, "find the highest rate at which the target is met")
     target: float = option(0.99, "capacity, autoscale: share of the requests that must meet their objectives")
     jobs: int | None = option(None, "runs at once; default: one per core")
-    plot: str | None = option(None, "draw goodput and adherence against load", metavar="FILE")
+    plot: str | None = option(None, "draw goodput and adherence against load", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
         check_positive(self, "seeds", "slowdown", "jobs")
@@ -131,7 +131,7 @@ class SweepConfig:
 
     @property
     def rate_list(self) -> tuple[float, ...]:
-        return positive_numbers("rates", self.rates)
+        return positive_numbers("rates", self.rates, float)
 
     @property
     def policy_list(self) -> list[str]:

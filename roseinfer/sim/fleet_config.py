@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
-from roseinfer.core.config.option import option
+from roseinfer.core.config.option import option, positive_numbers
 from roseinfer.core.errors import ConfigError
 from roseinfer.router.registry import ROUTERS
-from roseinfer.sim.config import positive_numbers
 from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, Kill
 
 
@@ -86,7 +85,7 @@ class FleetConfig:
         return AutoscalePlan(bounds[0], bounds[1], target=target, patience_s=self.autoscale_patience_s)
 
     def _slow(self, sizes: list[int]) -> tuple[float, ...]:
-        factors = positive_numbers("slow", self.slow)
+        factors = positive_numbers("slow", self.slow, float)
         if self.slow is not None:
             _check_one_each("slow", len(factors), sizes)
         return factors

@@ -3,19 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roseinfer.core.errors import ConfigError
-from roseinfer.core.extras import install_command
-
-
-def check_plot(path: str) -> None:
-    """Raise `ConfigError` if `plot_sweep` could not draw. Call it before a long sweep."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError as error:
-        raise ConfigError(f"plot needs matplotlib: {install_command('bench')}") from error
-    if path.rpartition(".")[2] not in FigureCanvasAgg.get_supported_filetypes():
-        raise ConfigError(f"plot: unsupported format {path!r}; use .png or another image format")
-
 
 def label(point: Mapping[str, Any]) -> str:
     """Return the label of a line: the policy and, with several engines, the router and their number."""

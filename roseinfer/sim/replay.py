@@ -128,8 +128,12 @@ def read_recording(path: str) -> EngineRecording:
         reader = _Reader(_setup(next(lines, {})["setup"]))
         for line in lines:
             reader.take(line)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is not a recorded run: {error!r}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path!r}: {error.strerror}") from error
+    except KeyError as error:
+        raise ConfigError(f"{path!r} is not a recorded run: {error} is missing") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path!r} is not a recorded run: {error}") from error
     return reader.found
 
 

@@ -111,7 +111,8 @@ def template_source(given: str | Path) -> str:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"chat_template: cannot read {str(given)!r}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"chat_template: cannot read {str(given)!r}: {reason}") from error
 
 
 def read_chat_template(folder: Path, config: dict[str, Any], given: str | Path | None) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer.bench.open_loop import LoadOutcome
 from roseinfer.bench.serve_config import ResultConfig
-from roseinfer.bench.serve_result import as_table, file_name, result, save
+from roseinfer.bench.serve_result import as_table, file_name, prepare_folder, result, save
 from roseinfer.core.errors import ConfigError
 
 TABLE = """\
@@ -117,6 +117,7 @@ def test_file_names(more, name):
 def test_details_are_kept_on_request_and_results_appended(tmp_path):
     found = {**NAMED, **result(OUTCOMES, ResultConfig())}
     folder = str(tmp_path / "new")
+    prepare_folder(ResultConfig(result_dir=folder))
     path = save(found, ResultConfig(result_dir=folder, save_result=True))
     kept = json.loads(path.read_text())
     assert path.name == file_name(NAMED) and "latencies" in kept and "queue_times" in kept

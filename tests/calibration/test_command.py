@@ -39,8 +39,7 @@ def test_calibrate_then_simulate_and_serve(capsys, tmp_path) -> None:
     ("argv", "message"),
     [
         (["calibrate", "--repeats", "0"], "--repeats"),
-        (["calibrate", "--decode-rows", "a"], "--decode-rows"),
-        (["calibrate", "--recorded", "nowhere.jsonl"], "is not a recorded run"),
+        (["calibrate", "--recorded", "nowhere.jsonl"], "cannot read 'nowhere.jsonl': No such file"),
         (["simulate", "--cost", "nowhere.json"], "nowhere.json"),
         (["simulate", "--cost", "nowhere.json", "--step-ms", "4"], "--step-ms"),
     ],

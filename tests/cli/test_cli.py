@@ -149,6 +149,20 @@ def test_who_is_close_is_told_what_there_is(argv, said, capsys):
         (["generate", "--prompt", "x", "--top-p", "2"], "--top-p must be within"),
         (["generate", "--prompt", "x", "--system", "y"], "--system needs --chat"),
         (["generate", "--prompt", "x", "--block-size", "3"], "--block-size must be a power of two"),
+        (["bench", "latency", "--json", "/no/x.json"], "--json: cannot write '/no/x.json': No such file or directory"),
+        (["bench", "throughput", "--json", "/"], "--json: cannot write '/': Is a directory"),
+        (["bench", "streaming", "--plot", "/no/x.png"], "--plot: cannot write '/no/x.png'"),
+        (["bench", "serve", "--json", "/no/x.json"], "--json: cannot write '/no/x.json'"),
+        (["bench", "serve", "--save-result", "--result-dir", "/dev/null/x"], "--result-dir: cannot make '/dev/null/x'"),
+        (["bench", "serve", "--append-result", "--result-filename", "no/x"], "--result-filename: cannot write 'no/x'"),
+        (["calibrate", "--json", "/no/x.json"], "--json: cannot write '/no/x.json'"),
+        (
+            ["calibrate", "--decode-rows", "a"],
+            "--decode-rows must be positive numbers with commas between them, got 'a'",
+        ),
+        (["simulate", "--json", "/no/x.json"], "--json: cannot write '/no/x.json'"),
+        (["simulate", "--rates", "1", "--plot", "/no/x.png"], "--plot: cannot write '/no/x.png'"),
+        (["train-predictor", "--data", "x", "--out", "/no/x"], "--out: cannot write '/no/x'"),
     ],
 )
 def test_wrong_options_are_told_in_one_line_before_any_model_is_loaded(argv, message, capsys, no_model):

@@ -146,7 +146,7 @@ def build(cost: str | None, **options: object):
         ({"cost": None}, "cost: device priced needs a cost file"),
         ({"cost": "nowhere.json"}, "cannot read the cost model nowhere.json"),
         ({"slow": "1,2"}, "slow: got 2 factors for one engine"),
-        ({"slow": "1,x"}, "slow: could not convert"),
+        ({"slow": "1,x"}, "slow must be positive numbers with commas between them"),
         ({"slow": "0"}, "slow must be positive"),
         ({"noise": -1.0}, "noise must not be negative"),
         ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),

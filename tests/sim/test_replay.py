@@ -161,3 +161,13 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     for name in ("no.jsonl", "none.jsonl"):
         with pytest.raises(ConfigError, match=name):
             read_recording(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "'setup' is missing"), ("{", "is not a recorded run"), ("5\n", "is not a recorded run")]
+)
+def test_other_files_are_no_recorded_runs(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_recording(str(file))

@@ -106,11 +106,11 @@ def test_trace_times_come_with_the_setups_lengths_unless_asked(tmp_path: Path) -
 def test_unreadable_traces_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_trace(str(tmp_path / "none.csv"))
-    for name, text in (("a.csv", "a,b\n1,2\n"), ("b.jsonl", "{}\n"), ("c.jsonl", "")):
+    for name, text in (("a.csv", "a,b\n1,2\n"), ("b.jsonl", "{}\n"), ("c.jsonl", ""), ("d.jsonl", "5\n")):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=name):
             read_trace(str(tmp_path / name))
-    with pytest.raises(ConfigError, match="go together"):
+    with pytest.raises(ConfigError, match="workload trace requires trace"):
         WorkloadConfig(workload="trace")
 
 

@@ -70,6 +70,10 @@ def run(args: Namespace) -> int:
         from roseinfer.bench.plot import check_plot
 
         check_plot(report.plot)
+    if report.writes:
+        from roseinfer.bench.serve_result import prepare_folder
+
+        prepare_folder(report)
 
     from roseinfer.bench.arrivals import load_classes
     from roseinfer.bench.open_loop import check_client, first_model
@@ -238,7 +242,7 @@ def _report(
     print(as_table(found, report))
     print(as_text(summary))
     print(merged_chunks(outcomes), end="")
-    if report.save_result or report.append_result:
+    if report.writes:
         print(f"Result:     {save(found, report)}")
     if config.json:
         write_json(config.json, {"label": config.label, "summary": summary}, shown, machine)

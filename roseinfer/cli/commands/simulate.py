@@ -151,8 +151,9 @@ def run_comparison(
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Compare policies. Scheduler and policy options in `given` apply to the policies that have them."""
+    from roseinfer.bench.plot import check_plot
     from roseinfer.cli.commands.scenario import scenario_of
-    from roseinfer.sim.plot import check_plot, plot_sweep
+    from roseinfer.sim.plot import plot_sweep
     from roseinfer.sim.sweep import PolicySweep, check_given, contender, run_sweep
 
     scheduler = scheduler_options(given)

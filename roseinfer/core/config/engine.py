@@ -250,7 +250,7 @@ class PricedConfig:
     @property
     def slow_list(self) -> tuple[float, ...]:
         """Return one factor per engine, or an empty tuple."""
-        return positive_numbers("slow", self.slow)
+        return positive_numbers("slow", self.slow, float)
 
     def for_engine(self, engine: int, engines: int) -> "PricedConfig":
         """Return the config of one engine. Raise `ConfigError` unless there is one factor per engine."""

@@ -3,11 +3,17 @@
 `option()` attaches what the command line needs (help text, choices). The field's default is the option's default.
 """
 
+import errno
+import os
+from collections.abc import Callable
 from dataclasses import field, fields
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from roseinfer.core.errors import ConfigError
+
+Number = TypeVar("Number", int, float)
 
 
 def option(
@@ -19,13 +25,15 @@ def option(
     aliases: tuple[str, ...] = (),
     spaced: bool = False,
     secret: bool = False,
+    written: bool = False,
 ) -> Any:
     """Return a dataclass field that is also a command-line option.
 
     `aliases`: other names of its flag. `spaced`: several values, separated by spaces, may follow the flag once.
-    `secret`: the dataclass's repr omits the value.
+    `secret`: the dataclass's repr omits the value. `written`: it names a file that is written when the command ends.
     """
     metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases, "spaced": spaced}
+    metadata["written"] = written
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -39,15 +47,31 @@ def check_choices(config: Any) -> None:
             raise ConfigError(f"{f.name} must be one of {', '.join(allowed)}, got {getattr(config, f.name)!r}")
 
 
-def positive_numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Return the numbers of a comma-separated list. Raise `ConfigError` for anything but positive finite numbers."""
+def positive_numbers(name: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Return the numbers of a comma-separated list. `kind`: int or float. Raise `ConfigError` for anything but positive
+    finite numbers.
+    """
     try:
-        numbers = tuple(float(part) for part in (text or "").split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        numbers = tuple(kind(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        numbers = (kind("0"),)
     if any(not (isfinite(number) and number > 0) for number in numbers):
-        raise ConfigError(f"{name} must be positive, got {text}")
+        raise ConfigError(f"{name} must be positive numbers with commas between them, got {text!r}")
     return numbers
+
+
+def check_writable(name: str, path: str) -> None:
+    """Raise `ConfigError` that names the option if the file cannot be written. The file itself is not touched."""
+    file = Path(path)
+    cause = 0
+    if file.is_dir():
+        cause = errno.EISDIR
+    elif not file.parent.is_dir():
+        cause = errno.ENOENT
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        cause = errno.EACCES
+    if cause:
+        raise ConfigError(f"{name}: cannot write {path!r}: {os.strerror(cause)}")
 
 
 def check_positive(config: Any, *names: str) -> None:
