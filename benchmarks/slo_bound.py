@@ -61,7 +61,9 @@ def of_setup(args: argparse.Namespace) -> Iterator[list[str]]:
     setup = SETUPS[args.setup]
     sample = setup.mix.requests([0.0] * SAMPLE, seed=0)
     most = capacity(sample, setup.machine)
-    rates = positive_numbers("rates", args.rates) or [most * load for load in positive_numbers("loads", args.loads)]
+    rates = positive_numbers("rates", args.rates, float) or [
+        most * load for load in positive_numbers("loads", args.loads, float)
+    ]
     for rate in rates:
         runs = [setup.mix.requests(poisson(rate, args.requests, seed), seed) for seed in range(args.seeds)]
         found = [fmean(bound(run, setup.machine) for run in runs) for bound in COLUMNS.values()]

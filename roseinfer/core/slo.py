@@ -30,7 +30,7 @@ class Slo:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= sys.float_info.max:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= sys.float_info.max:
                 raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r}", f"slo.{name}")
 
     @property
