@@ -15,7 +15,7 @@ from hypothesis import Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.helpers import forked_starts
-from tests.helpers.cases import choose_examples
+from tests.helpers.cases import leave_out_exhaustive
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Files run beside each other: a second thread for the small matrices of tests takes time from these and gains none.
@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedSe
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    choose_examples(config.option.markexpr == "not exhaustive")
+    leave_out_exhaustive(config.option.markexpr == "not exhaustive")
     if os.environ.get("TRITON_INTERPRET") == "1":  # no GPU: CUDA fails in forks of a process that has used it
         forked_starts.install()
 

@@ -1,4 +1,8 @@
-"""Parametrization over products of values, of which `make test` runs a part and `make test-all` everything."""
+"""Parametrization over products of values, of which `make test` runs a part and `make test-all` everything.
+
+A run without the exhaustive tests does not collect the exhaustive cases, because each worker would make 10,000 items of
+them.
+"""
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations, product
@@ -8,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 MIN_EXAMPLES_SHARE, MIN_EXAMPLES_COUNT = 1 / 10, 10
-_examples_share = 1.0
+_without_exhaustive = False
 
 Axis = Mapping[str, Any] | Iterable[Any]
 
@@ -26,22 +30,23 @@ def each_value(**axes: Axis) -> pytest.MarkDecorator:
     return _parametrized(axes, together=1)
 
 
-def choose_examples(without_exhaustive: bool) -> None:
-    """Let `examples` keep a tenth if tests run without the exhaustive ones. Call before test modules are imported."""
-    global _examples_share
-    _examples_share = MIN_EXAMPLES_SHARE if without_exhaustive else 1.0
+def leave_out_exhaustive(left_out: bool) -> None:
+    """Leave out exhaustive cases and nine of ten examples, or none. Call before test modules are imported."""
+    global _without_exhaustive
+    _without_exhaustive = left_out
 
 
 def examples(count: int, derandomize: bool = False) -> settings:
     """Return settings of a property with `count` examples, of which `make test` runs a tenth, but at least ten."""
-    kept = max(min(count, MIN_EXAMPLES_COUNT), round(count * _examples_share))
+    share = MIN_EXAMPLES_SHARE if _without_exhaustive else 1.0
+    kept = max(min(count, MIN_EXAMPLES_COUNT), round(count * share))
     return settings(max_examples=kept, deadline=None, derandomize=derandomize)
 
 
 def cases(names: str | tuple[str, ...], usual: Iterable[Any], exhaustive: Iterable[Any]) -> pytest.MarkDecorator:
     """Parametrize over cases of which some are exhaustive."""
     rest = []
-    for case in exhaustive:
+    for case in () if _without_exhaustive else exhaustive:
         values = case if isinstance(names, tuple) else (case,)
         rest.append(pytest.param(*values, marks=pytest.mark.exhaustive))
     return pytest.mark.parametrize(names, [*usual, *rest])
@@ -52,7 +57,7 @@ def _parametrized(axes: Mapping[str, Axis], together: int) -> pytest.MarkDecorat
     cases = list(product(*(range(len(column)) for column in columns)))
     usual = _cover(cases, min(together, len(columns)))
     params = []
-    for case in cases:
+    for case in sorted(usual) if _without_exhaustive else cases:
         ids, values = zip(*(column[index] for column, index in zip(columns, case, strict=True)), strict=True)
         marks = () if case in usual else pytest.mark.exhaustive
         params.append(pytest.param(*values, id="-".join(ids), marks=marks))

@@ -1,11 +1,21 @@
 """Parametrization of tests over products: everything by `make test-all`, a cover of it by `make test`."""
 
+from collections.abc import Iterator
 from itertools import combinations, product
 
-from tests.helpers.cases import cases, each_value, pairwise
+import pytest
+
+from tests.helpers.cases import cases, each_value, leave_out_exhaustive, pairwise
 
 AXES = {"a": [1, 2, 3, 4], "b": {"yes": True, "no": False}, "c": "xyz"}
 VALUES = [AXES["a"], [True, False], list(AXES["c"])]
+
+
+@pytest.fixture(autouse=True)
+def everything(request: pytest.FixtureRequest) -> Iterator[None]:
+    leave_out_exhaustive(False)
+    yield
+    leave_out_exhaustive(request.config.option.markexpr == "not exhaustive")
 
 
 def usual(mark) -> list[tuple]:
@@ -38,3 +48,10 @@ def test_listed_cases():
     assert names == "n" and params[:2] == [1, 2] and params[2].values == (3,) and params[2].marks
     names, params = cases(("n", "m"), [(1, 2)], exhaustive=[(3, 4)]).args
     assert params[1].values == (3, 4) and params[1].marks
+
+
+def test_exhaustive_cases_are_left_out():
+    expected = [usual(pairwise(**AXES)), usual(each_value(**AXES)), [1, 2]]
+    leave_out_exhaustive(True)
+    found = [[param.values for param in make(**AXES).args[1]] for make in (pairwise, each_value)]
+    assert [*found, cases("n", [1, 2], exhaustive=[3]).args[1]] == expected
