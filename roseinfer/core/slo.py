@@ -1,8 +1,8 @@
 """Latency objectives of a request, and why it waited, ran late or was rejected."""
 
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from numbers import Real
 from typing import NamedTuple
 
@@ -28,9 +28,7 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s", "e2e_s"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= sys.float_info.max:
+            if not (value is None or (isinstance(value, Real) and value is not True and 0 < float(value) < inf)):
                 raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r}", f"slo.{name}")
 
     @property

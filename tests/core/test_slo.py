@@ -15,7 +15,7 @@ from roseinfer.engine.messages import Add
 
 
 @pytest.mark.parametrize("name", ["ttft_s", "tpot_s", "e2e_s"])
-@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, pytest.param(10**400, id="huge"), True, "1", [1]])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "1", [1]])
 def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         Slo(**{name: value})

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from roseinfer.server.http.errors import (
     bad_request,
     body_too_large,
     body_too_slow,
+    compressed_body,
     not_json,
     too_many_bodies,
     too_many_values,
@@ -69,10 +70,11 @@ class BodyReaders:
         """Return the body as a JSON object.
 
         Raise `ApiError` 400 (not JSON, not an object), 408 (too slow), 413 (too large by Content-Length or while
-        reading, or too many values), 415 (wrong content type) or 503 (too many arriving bodies), or `ClientDisconnect`.
+        reading, or too many values), 415 (wrong content type, or compressed) or 503 (too many arriving bodies), or
+        `ClientDisconnect`.
         """
         headers = dict(scope["headers"])
-        _check_content_type(headers.get(b"content-type", b""))
+        _check_content(headers)
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limits.max_body_bytes:
             raise body_too_large(limits.max_body_bytes)
@@ -135,11 +137,15 @@ class BodyReaders:
             self.bytes -= reader.bytes
 
 
-def _check_content_type(value: bytes) -> None:
-    """Raise `ApiError` 415 if it is not JSON. Browsers send JSON to another origin only after a CORS preflight."""
+def _check_content(headers: Mapping[bytes, bytes]) -> None:
+    """Raise `ApiError` 415 for other types or codings. Browsers send JSON to another origin only after a preflight."""
+    value = headers.get(b"content-type", b"")
     kind = value.partition(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise not_json(value.decode("latin-1"))
+    coding = headers.get(b"content-encoding", b"identity")
+    if coding.strip().lower() not in (b"", b"identity"):
+        raise compressed_body(coding.decode("latin-1"))
 
 
 async def _read_body(receive: Receive, limit: int, count: Callable[[int], None] | None = None) -> bytes:

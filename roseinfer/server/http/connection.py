@@ -57,9 +57,9 @@ class ClientConnection:
         return self._cycle.flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Write a chunk of a body without Content-Length, at once."""
+        """Write a part of a body without Content-Length, at once."""
         if not self._lost:
-            self._buffer.write_through(b"%x\r\n%b\r\n" % (len(data), data))
+            self._buffer.write_through(b"%x\r\n%b\r\n" % (len(data), data) if self._cycle.chunked_encoding else data)
 
     def abort(self) -> None:
         """Close the connection and drop unsent data."""
@@ -188,6 +188,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._rejection is not None:
             raise HeadRejectedError
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
         connection = ClientConnection(self._buffer, self.cycle)
         open_ = [each for each in self._client_connections if not each.response_complete]
         self._client_connections = (*open_, connection)
@@ -262,6 +264,22 @@ def limited_protocol(limits: Limits, on_closed: Callable[[], None] | None = None
     if on_closed is not None:
         attributes["_on_closed"] = lambda self: on_closed()
     return type("LimitedProtocol", (LimitedProtocol,), attributes)
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Let the end of the connection end a body without Content-Length, as HTTP/1.0 has no chunks."""
+    send, unsized = cycle.send, False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal unsized
+        if message["type"] == "http.response.start":
+            unsized = b"content-length" not in dict(message["headers"])
+            cycle.chunked_encoding = False if unsized else None
+        elif message["type"] == "http.response.body" and unsized:
+            cycle.expected_content_length = len(message["body"])
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def _without_upgrade(data: bytes) -> bytes:

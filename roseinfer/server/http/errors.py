@@ -182,6 +182,12 @@ def not_json(content_type: str) -> ApiError:
     return ApiError(415, message, param="Content-Type", code="unsupported_media_type")
 
 
+def compressed_body(coding: str) -> ApiError:
+    """Return 415. The body is not read."""
+    message = f"Content-Encoding {coding[:100]!r} is not supported: send the body uncompressed"
+    return ApiError(415, message, param="Content-Encoding", code="unsupported_media_type")
+
+
 def head_too_large(message: str) -> ApiError:
     return ApiError(431, message, code="head_too_large", closes=True)
 

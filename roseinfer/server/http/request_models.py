@@ -108,6 +108,8 @@ def _relevant(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _message(kind: type[RequestModel], detail: ErrorDetails) -> str:
+    if detail["type"] in ("model_type", "dict_type"):
+        return "Input should be a valid object"
     if detail["type"] != "extra_forbidden":
         return detail["msg"]
     within = get_args(kind.model_fields[str(detail["loc"][0])].annotation)

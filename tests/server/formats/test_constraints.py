@@ -135,13 +135,13 @@ def test_what_is_ignored_is_named(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words", "code"),
     [
-        ({"response_format": "json"}, "response_format", "valid dictionary", None),
+        ({"response_format": "json"}, "response_format", "valid object", None),
         ({"response_format": {"type": "xml"}}, "response_format", "'xml' is unknown", None),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema", None),
         ({"response_format": {"type": "json_object", "json_schema": {}}}, "response_format", "be combined", None),
         ({"response_format": {"type": "json_object", "triggers": []}}, "response_format", "cannot be combined", None),
         (json_schema(schema=None), "response_format", "needs its schema", None),
-        (json_schema(schema=[]), "response_format", "valid dictionary", None),
+        (json_schema(schema=[]), "response_format", "valid object", None),
         (json_schema(name=None), "response_format", "name must be", None),
         (json_schema(name="a b"), "response_format", "name must be", None),
         (json_schema(name="a" * 65), "response_format", "name must be", None),

@@ -46,6 +46,7 @@ class Cycle:
         self.flow = Flow()
         self.response_complete = False
         self.more_body = True
+        self.chunked_encoding = True
 
 
 def test_writes_of_one_turn_are_joined() -> None:

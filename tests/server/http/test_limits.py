@@ -1,5 +1,7 @@
 """Limits on sizes and times of bodies, headers and the queue."""
 
+import gzip
+import json
 import logging
 import socket
 import time
@@ -188,6 +190,29 @@ def test_a_body_needs_a_content_type(server: LiveServer) -> None:
     with server.client() as client:
         answer = client.post("/v1/completions", content=b'{"prompt": "x"}')
     assert answer.status_code == 415 and "the header is missing" in answer.json()["error"]["message"]
+
+
+def test_a_compressed_body_is_rejected_by_name(server: LiveServer) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    for coding, content, status in (("gzip", gzip.compress(body), 415), ("Identity", body, 200)):
+        answer = server.http.post("/v1/completions", content=content, headers=JSON | {"Content-Encoding": coding})
+        assert answer.status_code == status
+        assert ("Content-Encoding 'gzip' is not supported" in answer.text) == (status == 415)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_http_1_0_answer_has_no_chunks(server: LiveServer, stream: bool) -> None:
+    """HTTP/1.0 does not know them: the end of the connection is the end of the stream."""
+    body = {"prompt": "x", "max_tokens": 3, "stream": stream}
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, answer = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head
+    if stream:
+        events = answer.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""] and all(event.startswith("data: ") for event in events[:-1])
+    else:
+        assert json.loads(answer)["object"] == "text_completion"
 
 
 def test_lone_surrogates(server: LiveServer) -> None:

@@ -185,6 +185,19 @@ async def test_an_answer_without_content_length_is_chunked() -> None:
     await asyncio.sleep(0.01)
     head, _, body = made.transport.written.partition(b"\r\n\r\n")
     assert b"transfer-encoding: chunked" in head and body == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+    assert made.cycle.chunked_encoding is True
+
+
+@_in_loop
+async def test_a_request_sends_through_its_cycle() -> None:
+    """`_send_without_chunks` replaces `send` of a cycle before its task runs, and sets what the cycle expects."""
+    made = _protocol(kind=limited_protocol(LIMITS))
+    transport = made.transport._transport
+    made.data_received(GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert made.cycle.chunked_encoding is None and made.cycle.expected_content_length == 0
+    await asyncio.sleep(0.01)
+    head, _, body = transport.written.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and body == b"onetwo" and transport.closed
 
 
 @_in_loop
