@@ -41,6 +41,8 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.runner.mixed_graphs import mixed_buckets, short_row_buckets
+from roseinfer.state.batch import StateBatch, StateRow
+from roseinfer.state.store import StateStore
 
 STEPS = ("24x600", "64x600", "256x600", "24x600+512", "+8192")
 BLOCK_SIZE, LONGEST_PROMPT, MAX_MODEL_LEN = 16, 1024, 16384
@@ -69,12 +71,15 @@ def read_step(text: str) -> list[Part]:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers with an attention backend and a KV store filled with noise. adapters: how many they have slots for."""
+    """Layers with an attention backend and a KV store filled with noise. adapters: how many they have slots for.
+    states: of layers that have them, a slot for each row.
+    """
 
     model: CausalLM
     attention: TritonAttention
     store: KVStore
     adapters: int = 0
+    states: StateStore | None = None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         self.attention.begin(batch, self.store)
@@ -97,7 +102,8 @@ def make_chain(
     adapting = Adapting((), device) if adapters else None
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(name, Path(folder))
-        config = json.loads((path / "config.json").read_text()) | {"num_hidden_layers": layers}
+        config = json.loads((path / "config.json").read_text())
+        config.get("text_config", config)["num_hidden_layers"] = layers
         (path / "config.json").write_text(json.dumps(config))
         spec = read_model_spec(path, MAX_MODEL_LEN)
         model = load_model(path, spec, dtype="bfloat16", device=device, load_format="dummy", seed=0, adapting=adapting)
@@ -115,7 +121,8 @@ def make_chain(
         kv_dtype=torch.bfloat16,
         device=device,
     )
-    return Chain(model, TritonAttention(shape), store, adapters)
+    specs = model.state_specs()
+    return Chain(model, TritonAttention(shape), store, adapters, StateStore(rows, specs, device) if specs else None)
 
 
 def fill_slots(adapting: Adapting, count: int, rank: int, device: torch.device) -> None:
@@ -171,6 +178,7 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0, *, chunks: boo
         max_query=max(counts),
         max_context=max(contexts),
         num_decodes=decodes,
+        states=_states(step, chain),
         adapters=_adapter_rows(row_of, padding, chain.adapters, device),
     )
     if decodes == rows:
@@ -190,6 +198,12 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0, *, chunks: boo
         chunk_map=torch.from_numpy(chunk_map).to(device),
         divided=chain.attention.is_divided(chunk_map),
     )
+
+
+def _states(step: Sequence[Part], chain: Chain) -> StateBatch | None:
+    if chain.states is None:
+        return None
+    return StateBatch.of(chain.states, [StateRow(slot, *part) for slot, part in enumerate(step)])
 
 
 def _adapter_rows(row_of: torch.Tensor, padding: int, adapters: int, device: torch.device) -> AdapterRows | None:

@@ -2,7 +2,8 @@
 
 import torch
 
-from roseinfer.layers.linear import Linear, Split, StackedOutput, normed
+from roseinfer.layers.joint_linear import JointLinear
+from roseinfer.layers.linear import Linear, Split, StackedOutput
 from roseinfer.models.families.family import DeltaNames, TensorNames
 from roseinfer.models.spec import ModelSpec
 from roseinfer.models.step import StepContext
@@ -28,10 +29,9 @@ class LinearAttention:
         hidden = spec.hidden_size
         stack = _by_key_head if names.by_key_head else _one_after_another
         keys, values = (delta.keys, delta.key_dim), (delta.values, delta.group * delta.value_dim)
+        # Checkpoints in FP8 leave the gates' weights in 16 bits.
         gates = stack([(delta.value_heads, delta.group)] * 2)
-        self._in = Linear(hidden, *stack([keys, keys, values, values]), split=Split.OUTPUTS)
-        # A product of its own, as checkpoints in FP8 leave its weight in 16 bits.
-        self._gates = Linear(hidden, *gates, split=Split.OUTPUTS, quantised=False)
+        self._in = JointLinear(hidden, stack([keys, keys, values, values]), gates)
         self._out = Linear(delta.values, hidden, split=Split.INPUTS, unit=delta.value_dim)
 
     def load(self, source: WeightSource, names: TensorNames, prefix: str) -> None:
@@ -40,8 +40,7 @@ class LinearAttention:
         """
         own = self._names.under(prefix)
         self._held = self._delta.held(source.build.group.size)
-        self._in.load(source, own.qkv, own.qkv, own.qkv, own.z)
-        self._gates.load(source, own.b, own.a)
+        self._in.load(source, [own.qkv] * 3 + [own.z], [own.b, own.a])
         self._out.load(source, own.out)
         self._layer = make_delta(self._held, self._read_weights(source, own))
 
@@ -79,9 +78,9 @@ class LinearAttention:
         """
         states = step.batch.states
         assert states is not None, "the step has no slots for states"
-        mixed, z = normed(self._in, norm, x).split((self._held.channels, self._held.values), -1)
-        projected = Projected(mixed, z, normed(self._gates, norm, x))
-        return self._out(self._layer(self._index, projected, states), residual)
+        both, gates = self._in(norm, x)
+        mixed, z = both.split((self._held.channels, self._held.values), -1)
+        return self._out(self._layer(self._index, Projected(mixed, z, gates), states), residual)
 
 
 def _one_after_another(outs: list[tuple[int, int]]) -> list[StackedOutput]:

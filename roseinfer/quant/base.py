@@ -28,6 +28,8 @@ class Epilogue:
 
 
 NO_EPILOGUE = Epilogue()
+# `WeightFormat.form` of a matrix in the model's dtype.
+FLOATS = "floats"
 
 
 class Norm(Protocol):
@@ -81,6 +83,23 @@ class Pairable(Matmul, Protocol):
 
     def paired(self, second: Matmul) -> Pair | None:
         """Combine this product and `second`, which follows it; None if there is nothing to gain."""
+        ...
+
+
+class JointProduct(Protocol):
+    """Two products of the same input."""
+
+    def __call__(self, norm: Norm, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return first.after(norm, x) and second.after(norm, x)."""
+        ...
+
+
+@runtime_checkable
+class Joinable(Matmul, Protocol):
+    """Product that can compute a small one in the same launch."""
+
+    def joined(self, second: Matmul) -> JointProduct | None:
+        """Combine this product and `second`; None if there is nothing to gain."""
         ...
 
 
@@ -204,6 +223,10 @@ class WeightFormat(Protocol):
         All pieces are equally wide, and all or none have a bias. Raises `UnsupportedModelError` naming an unsuitable
         tensor.
         """
+        ...
+
+    def form(self, source: WeightSource, name: str) -> str:
+        """Return the form in which the matrix called `name` is held; matrices of equal forms can be stacked."""
         ...
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:

@@ -19,6 +19,11 @@ class CudaMatmul(FewOrMany):
         self._epilogue = epilogue
         self.few = SkinnyMatmul(weight, None, bias, epilogue)
 
+    @property
+    def small_weight(self) -> torch.Tensor | None:
+        """The weight for a `SmallProduct`; None if the product is more than that."""
+        return None if self._bias is not None or self._epilogue != NO_EPILOGUE else self._weight
+
     def bare(self) -> "CudaMatmul":
         return CudaMatmul(self._weight, self._bias, NO_EPILOGUE)
 

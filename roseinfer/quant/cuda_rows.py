@@ -11,6 +11,7 @@ from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.int4_linear import int4_linear
 from roseinfer.kernels.linear.int4_linear import pays as int4_pays
 from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
+from roseinfer.kernels.linear.small_product import SmallProduct
 from roseinfer.kernels.lora.slots import SlotRows
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 
@@ -61,10 +62,11 @@ class SkinnyMatmul:
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         delta: SlotRows | None = None,
+        small: SmallProduct | None = None,
     ) -> torch.Tensor:
         """Return epilogue(norm(x) @ weight.T + bias) + residual [T, out], for x [T, in]; overwrites a residual.
 
-        delta: slots of rows, whose adapters change the outputs before the epilogue.
+        delta: slots of rows, whose adapters change the outputs before the epilogue. small: as in `skinny_linear`.
         """
         if self._inputs is not None:
             x, norm = (x if norm is None else norm(x)), None
@@ -80,6 +82,7 @@ class SkinnyMatmul:
             out=out if residual is None else residual,
             delta=delta,
             overlap=True,
+            **({} if small is None else {"small": small}),
         )
 
 

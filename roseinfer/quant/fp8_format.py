@@ -9,7 +9,17 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Table, WeightPiece, WeightSource
+from roseinfer.quant.base import (
+    FLOATS,
+    Epilogue,
+    ExpertNames,
+    Experts,
+    ExpertShape,
+    Matmul,
+    Table,
+    WeightPiece,
+    WeightSource,
+)
 from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
@@ -74,6 +84,11 @@ class Fp8Format:
         if self._parts is None:
             self._parts = Parts.allocate(weight.codes.device)
         return Fp8Matmul(weight, bias, epilogue, self._parts)
+
+    def form(self, source: WeightSource, name: str) -> str:
+        stored = self._stored
+        rounded = self._rounds and (stored is None or not stored.ignores(name))
+        return "fp8" if rounded or is_fp8(source, f"{name}.weight") else FLOATS
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         if has_triton(source.build.device):

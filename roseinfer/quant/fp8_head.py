@@ -36,6 +36,9 @@ class Fp8HeadFormat:
     def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return self._rest.load(source, pieces, epilogue)
 
+    def form(self, source: WeightSource, name: str) -> str:
+        return self._rest.form(source, name)
+
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         return self._rest.experts(source, shape, share, names)
 

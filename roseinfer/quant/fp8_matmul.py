@@ -14,7 +14,10 @@ from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.linear.fp8_product import MULTIPLE_COLUMNS, Fp8Factor
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.linear.fp8_tiles import Parts
-from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm, Pair
+from roseinfer.kernels.linear.skinny import takes_small
+from roseinfer.kernels.linear.small_product import SmallProduct
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, JointProduct, Matmul, Norm, Pair
+from roseinfer.quant.cuda_matmul import CudaMatmul
 from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight
 
@@ -48,6 +51,15 @@ class Fp8Matmul(FewOrMany):
             return Fp8Pair(self, second)
         return None
 
+    def joined(self, second: Matmul) -> JointProduct | None:
+        if isinstance(second, CudaMatmul) and second.small_weight is not None:
+            return Fp8Joint(self, second, second.small_weight)
+        return None
+
+    def takes_small(self, rows: int) -> bool:
+        """Return True if the launch for so many rows may compute a `SmallProduct`."""
+        return takes_small(rows, self._weight.codes, self._epilogue.gated, self._weight.scales)
+
     # Steps of a product of many rows
     def many(
         self,
@@ -75,6 +87,21 @@ class Fp8Matmul(FewOrMany):
         if activation is None:
             return plain_rows(y, grouped=grouped)
         return (gated_rows if self._epilogue.gated else activated_rows)(y, activation, grouped=grouped)
+
+
+class Fp8Joint:
+    """`JointProduct` with a second, small weight in 16 bits, in one launch for a row."""
+
+    def __init__(self, first: Fp8Matmul, second: Matmul, small: torch.Tensor) -> None:
+        """small: the weight of `second`."""
+        self._first, self._second, self._small = first, second, small
+
+    def __call__(self, norm: Norm, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self._first
+        if norm.bias is not None or not first.takes_small(x.shape[0]):
+            return first.after(norm, x), self._second.after(norm, x)
+        small = SmallProduct(self._small, torch.empty(x.shape[0], len(self._small), dtype=x.dtype, device=x.device))
+        return first.few(x, norm=norm, small=small), small.out
 
 
 class Fp8Pair:

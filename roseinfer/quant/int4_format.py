@@ -92,6 +92,9 @@ class Int4Format:
         self._sorted.add(following)
         return torch.cat([order + start for start in range(0, outs, len(order))])
 
+    def form(self, source: WeightSource, name: str) -> str:
+        return name  # matrices may differ in groups and orders
+
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         if self._product is None or not has_triton(source.build.device):
             return self._plain.experts(source, shape, share, names)

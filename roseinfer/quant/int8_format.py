@@ -53,6 +53,9 @@ class Int8Format:
             return Int8RowsMatmul(weight, bias, epilogue, rotation, *many_product(weight, both=both))
         return Int8Matmul(layer_product(weight, both=both), bias, epilogue, rotation)
 
+    def form(self, source: WeightSource, name: str) -> str:
+        return name  # each product rotates its own input
+
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         return load_sequential_experts(self, source, shape, share, names)
 

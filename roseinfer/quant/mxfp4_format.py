@@ -26,6 +26,9 @@ class Mxfp4Format:
     def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return self._plain.load(source, pieces, epilogue)
 
+    def form(self, source: WeightSource, name: str) -> str:
+        return name  # experts and other matrices differ
+
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         drawn = source.stored(f"{names.gate.format(0)}.weight") is None
         packed = names.stacked is not None and source.stored(f"{names.stacked.gate_up}{BLOCKS}") is not None

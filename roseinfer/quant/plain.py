@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import (
+    FLOATS,
     NO_EPILOGUE,
     Epilogue,
     ExpertNames,
@@ -31,6 +32,9 @@ class PlainFormat:
 
     def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return plain_matmul(read_weight(source, pieces), read_bias(source, pieces), epilogue)
+
+    def form(self, source: WeightSource, name: str) -> str:
+        return FLOATS
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         if has_triton(source.build.device):

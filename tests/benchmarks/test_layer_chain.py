@@ -38,7 +38,7 @@ def test_a_batch_has_its_tokens_in_blocks_of_their_own() -> None:
     model = SimpleNamespace(device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=50))
     attention = fake_attention(1)
     store = SimpleNamespace(num_blocks=blocks_of(step))
-    chain = SimpleNamespace(model=model, store=store, attention=attention, adapters=0)
+    chain = SimpleNamespace(model=model, store=store, attention=attention, adapters=0, states=None)
     batch = make_batch(step, chain)  # type: ignore[arg-type]
     (paging,) = batch.paging
     assert len(set(paging.slots.tolist())) == len(batch.input_ids) == 103
@@ -52,7 +52,7 @@ def test_rows_of_several_tokens_are_padded_and_need_no_map() -> None:
     step = read_step("2x40/5")
     model = SimpleNamespace(device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=50))
     store = SimpleNamespace(num_blocks=blocks_of(step))
-    chain = SimpleNamespace(model=model, store=store, attention=fake_attention(8), adapters=2)
+    chain = SimpleNamespace(model=model, store=store, attention=fake_attention(8), adapters=2, states=None)
     batch = make_batch(step, chain)  # type: ignore[arg-type]
     assert batch.chunk_map is None and (batch.num_decodes, batch.max_query) == (0, 8)
     assert len(batch.input_ids) == 16 and batch.query_start.tolist() == [0, 5, 10]

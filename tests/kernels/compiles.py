@@ -171,7 +171,9 @@ def main(*, everything: bool) -> None:
         read(skinny_kernel, constants | slots, pointers | DELTA)
         if scales != "none":
             pairs = {"K": 256, "BLOCK_N": 4, "BLOCK_K": 128, "NORM": "rms", "STAY": True, "COMPILED": True}
-            read(skinny_pairs_kernel, constants | pairs, pointers)
+            small = {"SMALL_PROGRAMS": 3, "SMALL_ROWS": 2, "SMALL_COLUMNS": 128}
+            taken = {"small_w_ptr": "*bf16", "small_out_ptr": "*bf16", "small_width": "i32"}
+            read(skinny_pairs_kernel, constants | pairs | small, pointers | taken)
             read(skinny_pairs_kernel, constants | pairs | slots | {"ROWS": 2}, pointers | DELTA)
     read_direct(False)
     read_direct(True)
@@ -473,14 +475,17 @@ def read_experts(scales, hidden, top_k) -> None:
         "E": 20 if top_k == 4 else 200,
         "E_PAD": 32 if top_k == 4 else 256,
         "TOP_K": top_k,
+        "SHARED": top_k == 3,
         "K_PAD": 4,
         "H": hidden,
         "WIDTH": hidden,
         "BLOCK_N": 4,
         "BLOCK_K": 128 if hidden == 384 else 512,
+        "SHARED_BLOCK_K": 256,
         "BLOCK_E": 16,
         "TOKENS": 16 if top_k == 4 else 64,
         "LANES": 8,
+        "WARPS": 4,
         "SPLITS": 2,
         "SPAN": 128 if hidden == 256 else 256,
         "ROWS": 2,

@@ -13,6 +13,7 @@ from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.layers import joint_linear
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.models.spec import ExpertsSpec, LayerSpec, ModelSpec
@@ -252,6 +253,17 @@ def test_stacked_experts(tmp_path: Path) -> None:
     assert {name.rpartition(".")[2] for name in stacked} == {"gate_up_proj", "down_proj"}
     save_file(tensors | stacked, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert torch.equal(run(load(tmp_path), TOKENS, [50]), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-next"])
+def test_all_projections_of_linear_attention_in_one_product(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they are, if all of them are floats."""
+    save_reference(make_reference(name), tmp_path)
+    expected = run(load(tmp_path), TOKENS, [47, 1, 2])
+    monkeypatch.setattr(joint_linear, "has_triton", lambda device: True)
+    torch.testing.assert_close(run(load(tmp_path), TOKENS, [47, 1, 2]), expected, rtol=1e-4, atol=1e-4)
 
 
 WIDE = {"head_dim": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64}

@@ -40,6 +40,9 @@ class ChannelFp8:
     def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return PlainMatmul(torch.cat([self._widened(source, piece) for piece in pieces]), None, epilogue)
 
+    def form(self, source: WeightSource, name: str) -> str:
+        return name
+
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         return load_sequential_experts(self, source, shape, share, names)
 

@@ -118,6 +118,21 @@ def test_a_norm_before(rows: int, kind: type[RMSNorm] | type[LayerNorm], block: 
     assert ((found.double() - expected).norm() / expected.norm()) < 2 * TOLERANCE
 
 
+@pytest.mark.parametrize("rows", [1, FEW, MANY])
+@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+def test_a_small_product_of_the_same_input(rows: int, kind: type[RMSNorm] | type[LayerNorm], block: bool) -> None:
+    from roseinfer.quant.cuda_matmul import CudaMatmul
+
+    weight, x, norm, small = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), load_norm(kind, WIDTH), draw(6, WIDTH)
+    first, second = fp8_matmul(weight, None), CudaMatmul(small, None, NO_EPILOGUE)
+    joint = first.joined(second)
+    assert joint is not None and first.joined(PlainMatmul(small, None)) is None
+    assert first.joined(CudaMatmul(small, draw(6), NO_EPILOGUE)) is None
+    found, of_small = joint(norm, x)
+    assert torch.equal(found, first.after(norm, x))
+    assert_near(of_small, normed(norm, x) @ small.double().T)
+
+
 @pytest.mark.parametrize("rows", [FEW, MANY])
 def test_a_residual_is_the_accumulator(rows: int, block: bool) -> None:
     weight, x, residual = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), draw(rows, OUT)

@@ -68,13 +68,19 @@ def sum_of_pair(pair):
 
 
 @triton.jit
-def read_halves(pointers, BLOCK_K: tl.constexpr):
-    """Return columns 0 to 7 of each 16, and 8 to 15: [BLOCK_K / 16, R, 1, 8] float32 each.
+def read_halves(pointers, BLOCK_K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return columns 0 to 7 of each 16, and 8 to 15: [BLOCK_K / 16, R, 1, 8] float32 each; zeros from COLUMNS on.
 
     pointers: [1, R, 1, 1], of rows.
     """
-    at = pointers + (tl.arange(0, BLOCK_K // 16) * 16)[:, None, None, None] + tl.arange(0, 8)[None, None, None, :]
-    return tl.load(at).to(tl.float32), tl.load(at + 8).to(tl.float32)
+    first = (tl.arange(0, BLOCK_K // 16) * 16)[:, None, None, None]
+    at = pointers + first + tl.arange(0, 8)[None, None, None, :]
+    if COLUMNS < BLOCK_K:
+        low = tl.load(at, mask=first < COLUMNS, other=0.0)
+        high = tl.load(at + 8, mask=first < COLUMNS, other=0.0)
+    else:
+        low, high = tl.load(at), tl.load(at + 8)
+    return low.to(tl.float32), high.to(tl.float32)
 
 
 @triton.jit

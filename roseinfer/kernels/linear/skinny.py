@@ -41,6 +41,7 @@ from roseinfer.kernels.linear.skinny_fp8_configs import (
 )
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
+from roseinfer.kernels.linear.small_product import SmallProduct
 from roseinfer.kernels.lora.fused import delta_reference, launch_options, leading_programs
 from roseinfer.kernels.lora.slots import SlotRows
 
@@ -113,6 +114,13 @@ def pays(rows: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | No
     return _choose(next_power_of_2(rows), weight, gated, scales) is not None
 
 
+def takes_small(rows: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None = None) -> bool:
+    """Return True if a launch of `skinny_linear` for this weight may compute a `SmallProduct`, without LayerNorm."""
+    if not supports(rows, weight, gated, scales):
+        return False
+    return isinstance(_choose(next_power_of_2(rows), weight, gated, scales), PairsConfig)
+
+
 def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch.Tensor | None = None) -> bool:
     """Return True if `skinny_linear` supports `rows` rows of input for this weight."""
     if not weight.is_contiguous() or weight.data_ptr() % 16 or not 1 <= rows <= MAX_ROWS:
@@ -145,6 +153,7 @@ def skinny_linear(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     delta: SlotRows | None = None,
+    small: SmallProduct | None = None,
     overlap: bool = False,
     config: Fp8Config | DirectConfig | None = None,
 ) -> torch.Tensor:
@@ -155,8 +164,8 @@ def skinny_linear(
     [ceil(out / 128), ceil(in / 128)] for blocks of 128 x 128 (gated: the up projection begins with a block). bias:
     [weight's rows]. residual: [M, out], and `out` may be the same tensor. activation: None, "silu", "gelu" or
     "gelu_tanh". delta: slots of rows, whose adapters change the outputs before the activation; rows without one are the
-    same bits as without it. The result has x's dtype, or `out_dtype`, or is `out`, which must not share memory with x.
-    Sums are float32 and rounded once.
+    same bits as without it. small: another product of norm(x), where `takes_small`. The result has x's dtype, or
+    `out_dtype`, or is `out`, which must not share memory with x. Sums are float32 and rounded once.
 
     overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
     `residual` may be results of that kernel or an earlier one; all other tensors must be older.
@@ -177,8 +186,9 @@ def skinny_linear(
     if isinstance(config, DirectConfig):
         assert scales is None
         return direct_linear(normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config, delta)
-    if isinstance(config, PairsConfig) and norm is not None and not (norm.kind == "rms" and norm.weight.itemsize == 2):
+    if isinstance(config, PairsConfig) and norm is not None and norm.kind == "layer":
         config = fp8_rule(bucket, *weight.shape, gated)
+    assert small is None or (isinstance(config, PairsConfig) and delta is None)
     absent = weight  # placeholder for pointers that are not read
     arguments = (
         x,
@@ -220,6 +230,9 @@ def skinny_linear(
         programs = min(tiles, (config.programs or tiles) * processors(x.device))
         if delta is not None:
             options["maxnreg"] = MAX_PAIRS_REGISTERS // config.warps
+        if small is not None:
+            options |= small.options()
+            leading = small.programs
         skinny_pairs_kernel[(leading + programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
     else:
         ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0

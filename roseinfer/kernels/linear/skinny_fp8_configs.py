@@ -18,8 +18,8 @@ from roseinfer.kernels.linear.skinny_configs import MAX_UNMEASURED_ROWS, MIN_PRO
 class PairsConfig:
     """Division of a linear layer by `skinny_pairs_kernel`, which has no LayerNorm. Fields as in `SkinnyConfig`.
 
-    block_k: a multiple of 128 that divides the columns. stages: 1, or one more than the tiles being copied into shared
-    memory. programs: per multiprocessor; 0: one for each tile.
+    block_k: a power of two, at least 128; the columns may end within the last block. stages: 1, or one more than the
+    tiles being copied into shared memory. programs: per multiprocessor; 0: one for each tile.
     """
 
     block_n: int
@@ -31,6 +31,8 @@ class PairsConfig:
 
 
 Fp8Config = SkinnyConfig | PairsConfig
+# The columns of a weight are a multiple of this.
+PAIRS_COLUMNS = 16
 # Registers of a thread times warps, up to which four programs of `skinny_pairs_kernel` run at once.
 MAX_PAIRS_REGISTERS = 512
 
@@ -62,7 +64,21 @@ def choose_fp8_config(bucket: int, weight_rows: int, columns: int, gated: bool, 
 
 
 def _unmeasured(bucket: int, weight_rows: int, columns: int, gated: bool, blocks: bool) -> Fp8Config | None:
+    if bucket == 1 and columns % (SCALE_BLOCK if blocks else PAIRS_COLUMNS) == 0:
+        return pairs_rule(weight_rows, columns, gated)
     return fp8_rule(bucket, weight_rows, columns, gated) if bucket <= MAX_UNMEASURED_ROWS else None
+
+
+def pairs_rule(weight_rows: int, columns: int, gated: bool) -> PairsConfig:
+    """Return a config for one row by a weight of any shape.
+
+    It takes 5% to 44% less than `fp8_rule` with ten shapes of Qwen3.6-27B and 35B-A3B, and up to 11% more than the
+    fastest one (H200, torch 2.11, Triton 3.6; 2026-11-28).
+    """
+    outputs = weight_rows // 2 if gated else weight_rows
+    block_n = 4 if gated or cdiv(outputs, 8) <= MIN_PROGRAMS else 8
+    block_k = max(128, min(2048, next_power_of_2(columns)))
+    return PairsConfig(block_n, block_k, warps=max(1, block_k // 512), stages=1, programs=0)
 
 
 def fp8_rule(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig:

@@ -7,6 +7,7 @@ once and keeps it in registers. The preparation takes so long that a program may
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.activation import activate
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow, read_halves
+from roseinfer.kernels.linear.small_product import write_small_product
 from roseinfer.kernels.lora.fused import (
     add_delta,
     arrived_of,
@@ -44,10 +45,15 @@ def _read_tile(
     else:
         at = w_ptr + (rows * K + chunk * BLOCK_K)
         at += (group * 16)[:, None, None, None] + tl.arange(0, 16)[None, None, None, :]
-    w = tl.load(at, eviction_policy=EVICTION)
+    if (chunk + 1) * BLOCK_K > K:
+        inside = (chunk * (BLOCK_K // 16) + group < K // 16)[:, None, None, None]
+        w = tl.load(at, mask=inside, other=0 if COMPILED else 0.0, eviction_policy=EVICTION)
+    else:
+        w = tl.load(at, eviction_policy=EVICTION)
     scales = 1.0
     if BLOCK_SCALED:
-        block = (group // 8)[:, None, None] + chunk * (BLOCK_K // 128)
+        # Past the last column x is zero, so any scale will do.
+        block = tl.minimum((group // 8)[:, None, None] + chunk * (BLOCK_K // 128), K // 128 - 1)
         first = tile * BLOCK_N
         scales = tl.load(scales_ptr + first // 128 * (K // 128) + block)
         if GATED:
@@ -160,11 +166,17 @@ def skinny_pairs_kernel(
     COLUMNS: tl.constexpr = 0,
     LEAD: tl.constexpr = 1,
     CHUNK: tl.constexpr = 1,
+    small_w_ptr=None,
+    small_out_ptr=None,
+    small_width=0,
+    SMALL_PROGRAMS: tl.constexpr = 0,
+    SMALL_ROWS: tl.constexpr = 1,
+    SMALL_COLUMNS: tl.constexpr = 1,
 ):
     """Compute, in program i of p, tile i of BLOCK_N outputs for all rows; with STAY also i + p, ... See
-    `skinny_linear`.
+    `skinny_linear`. The first SMALL_PROGRAMS programs compute another product.
     """
-    CHUNKS: tl.constexpr = K // BLOCK_K
+    CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     GROUPS: tl.constexpr = BLOCK_K // 16
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     BLOCK_SCALED: tl.constexpr = SCALES == "block"
@@ -174,6 +186,15 @@ def skinny_pairs_kernel(
 
     tile = tl.program_id(0)
     step = tl.num_programs(0)
+    if SMALL_PROGRAMS > 0:
+        if tile < SMALL_PROGRAMS:
+            write_small_product(
+                tile, x_ptr, small_w_ptr, norm_weight_ptr, small_out_ptr, rows, small_width, stride_x, eps, K,
+                SMALL_ROWS, SMALL_COLUMNS, NORM, OVERLAP,
+            )  # fmt: skip
+            return
+        tile -= SMALL_PROGRAMS
+        step -= SMALL_PROGRAMS
     if sums_ptr is not None:
         leading = rows * (COLUMNS // LEAD)
         if tile < leading:
@@ -192,7 +213,8 @@ def skinny_pairs_kernel(
     gains = ()
     if NORM == "rms":
         for chunk in tl.static_range(CHUNKS):
-            gains += (read_halves(norm_weight_ptr + chunk * BLOCK_K + tl.zeros([1, 1, 1, 1], tl.int32), BLOCK_K),)
+            gains_at = norm_weight_ptr + chunk * BLOCK_K + tl.zeros([1, 1, 1, 1], tl.int32)
+            gains += (read_halves(gains_at, BLOCK_K, K - chunk * BLOCK_K),)
     delta, lora_b, lora_s, starts = None, None, None, None
     if sums_ptr is not None:
         ranks, leads = read_ranks(slots, ranks_ptr, RANK, COLUMNS, LEAD)
@@ -207,7 +229,7 @@ def skinny_pairs_kernel(
     xs = ()
     squares = tl.zeros([GROUPS, ROWS, 1], tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        low, high = read_halves(x_rows + chunk * BLOCK_K, BLOCK_K)
+        low, high = read_halves(x_rows + chunk * BLOCK_K, BLOCK_K, K - chunk * BLOCK_K)
         if NORM == "rms":
             squares += tl.sum(low * low + high * high, 3)
             low, high = low * gains[chunk][0], high * gains[chunk][1]

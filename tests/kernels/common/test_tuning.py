@@ -55,12 +55,12 @@ def decode() -> Iterator[object]:
 
 
 # Digests of what the tables at commit a429295b chose, where they were Python code. Measuring a table again changes its
-# digest.
+# digest, as does another rule for other weights: 2026-11-28, FP8 for one row.
 @pytest.mark.parametrize(
     ("choices", "digest"),
     [
         (skinny, "6d24bb501eafb4ea"),
-        (skinny_fp8, "2d63c23ee0e4b329"),
+        (skinny_fp8, "a8758b9c0de2c85c"),
         (fp8_tiles, "c938bc1fc9b64cae"),
         (experts, "133ccab85587bb21"),
         (decode, "bfe766e7ad7973ad"),

@@ -1,17 +1,21 @@
 """A row or two by FP8 in pairs of float16, against float64; the interpreter multiplies without the pairs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from roseinfer.kernels.linear.skinny import skinny_linear
 from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig
+from roseinfer.kernels.linear.small_product import SmallProduct
 from tests.helpers.cases import pairwise
-from tests.helpers.skinny import assert_close, exact
+from tests.helpers.skinny import assert_close, exact, exact_norm
 from tests.kernels.linear.test_skinny_fp8 import fp8_case
 
 CONFIGS = {
     "programs that stay": PairsConfig(block_n=4, block_k=128, warps=2, stages=2, programs=3),
     "a program a tile": PairsConfig(block_n=8, block_k=256, warps=1, stages=1, programs=0),
+    "columns that end within a block": PairsConfig(block_n=4, block_k=1024, warps=2, stages=1, programs=0),
 }
 SMALL = CONFIGS["programs that stay"]
 both_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -41,6 +45,26 @@ def test_products(device, config, scales, norm, size):
     # A LayerNorm takes another kernel, whose matrix products the interpreter has in float16.
     dtype = torch.float16 if norm == "layer" else torch.bfloat16
     check(fp8_case(device, rows, 512, out_features, dtype, scales, norm=norm)[0], config)
+
+
+@both_configs
+def test_a_norm_in_float32(device, config):
+    """Weights of norms with an offset are kept in it."""
+    inputs, _ = fp8_case(device, 1, 512, 24, torch.bfloat16, "block", norm="rms")
+    inputs["norm"] = replace(inputs["norm"], weight=inputs["norm"].weight.float() + 1e-3)
+    check(inputs, config)
+
+
+@pairwise(norm=[None, "rms"], size=[(1, 512, 13), (2, 512, 5), (1, 2304, 3)], config=CONFIGS)
+def test_a_small_product_of_the_same_input(device, config, norm, size):
+    """The launch's own product keeps its bits; 2,304 columns end within the small product's last block."""
+    rows, columns, small_rows = size
+    inputs, random = fp8_case(device, rows, columns, 40, torch.bfloat16, "block", norm=norm)
+    small = SmallProduct(random(small_rows, columns), torch.empty(rows, small_rows, dtype=torch.bfloat16).to(device))
+    alone = skinny_linear(**inputs, config=config)
+    assert torch.equal(skinny_linear(**inputs, config=config, small=small), alone)
+    expected = exact_norm(inputs["x"], inputs.get("norm")) @ small.weight.double().T
+    assert_close(small.out, expected)
 
 
 @both_scales
