@@ -312,6 +312,23 @@ def test_the_default_length_fits_the_context(capsys):
     assert generate(capsys, "--max-model-len", "64", "--ignore-eos", "--prompt", "import os\nimport sys\n")
 
 
+def test_an_interrupt_while_modules_are_imported_leaves_no_traceback():
+    program = """if True:
+        import sys
+        from roseinfer.cli.__main__ import run
+
+        class Interrupt:
+            def find_spec(self, name, path, target=None):
+                if name == "roseinfer.cli.commands":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupt())
+        sys.exit(run())
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_a_reader_that_goes_away_is_no_crash():
     argv = ["generate", *GREEDY, "--ignore-eos", "--max-tokens", "40", "--prompt", "import"]
     command = [sys.executable, "-m", "roseinfer.cli", *argv]
