@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ class TraceRequest:
     prompt_len: int
     output_len: int
     blocks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.at_s) and self.prompt_len > 0 and self.output_len >= 0):
+            found = f"{self.at_s:g} s, {self.prompt_len} and {self.output_len} tokens"
+            raise ValueError(f"a request must have a finite time and positive lengths, got {found}")
 
     def prompt_ids(self, vocab: int) -> list[int]:
         """Return tokens such that equal leading blocks give equal prefixes.
@@ -92,7 +98,9 @@ def _mooncake(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
     rng = random.Random(0)
     for row in rows:
         at_s = row["timestamp"] / 1e3 + rng.random() * MOONCAKE_STEP_S
-        yield TraceRequest(at_s, int(row["input_length"]), int(row["output_length"]), tuple(row.get("hash_ids", ())))
+        yield TraceRequest(
+            at_s, int(row["input_length"]), int(row["output_length"]), tuple(map(int, row.get("hash_ids", ())))
+        )
 
 
 def _recorded(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
