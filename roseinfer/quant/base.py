@@ -177,7 +177,8 @@ class ExpertShape:
 
     count: experts, numbered from 0. hidden: width of the residual stream. width: that of each expert's hidden layer.
     renormalise: divide the weights of the chosen experts by their sum. activation: as in `Epilogue`. bias: the router
-    and the experts' matrices have biases.
+    and the experts' matrices have biases. shared: one more expert, number `count`, computes every token; its weight is
+    the sigmoid of a product of its own, whose matrix [1, hidden] follows the router's rows.
     """
 
     count: int
@@ -187,6 +188,17 @@ class ExpertShape:
     renormalise: bool
     activation: str
     bias: bool = False
+    shared: bool = False
+
+    @property
+    def matrices(self) -> int:
+        """Number of experts, the shared one included."""
+        return self.count + self.shared
+
+    @property
+    def places(self) -> int:
+        """Number of experts that compute a token."""
+        return self.top_k + self.shared
 
 
 class Experts(Protocol):
@@ -232,8 +244,8 @@ class WeightFormat(Protocol):
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         """Read the router and the experts of one layer. share: this process's part of each expert's width.
 
-        The router is never quantised. Raises like `load`, and `ConfigError` for experts that the device does not
-        support.
+        The router is never quantised. A shared expert has the form of the others, on a GPU. Raises like `load`, and
+        `ConfigError` for experts that the device does not support.
         """
         ...
 

@@ -43,8 +43,8 @@ class CudaExperts:
         shape: ExpertShape,
         router_bias: torch.Tensor | None = None,
     ) -> None:
-        """router: [count, hidden] in the model's dtype. gate_up, down: this process's share of the width. router_bias:
-        [count] float32.
+        """router: [matrices, hidden] in the model's dtype. gate_up, down: this process's share of the width.
+        router_bias: [count] float32.
         """
         self._router = router
         self._router_bias = router_bias
@@ -77,6 +77,7 @@ class CudaExperts:
                 residual=residual,
                 out=residual,
                 router_bias=self._router_bias,
+                shared=shape.shared,
             )
         return self._many(skinny_norm, x, residual)
 
@@ -92,14 +93,16 @@ class CudaExperts:
             rows = torch.empty((tokens, shape.hidden), dtype=x.dtype, device=x.device)
         arrived = self._arrived if tokens <= MAX_TOKENS else _none_arrived(tokens, x.device)
         terms, bias = self._terms(norm), self._router_bias
-        ids, weights = route(x, norm, terms, shape.top_k, shape.renormalise, arrived, normed=rows, bias=bias)
-        order = order_pairs(ids, shape.count, config.tile)
+        ids, weights = route(
+            x, norm, terms, shape.top_k, shape.renormalise, arrived, normed=rows, bias=bias, shared=shape.shared
+        )
+        order = order_pairs(ids, shape.matrices, config.tile)
         if config.spread:
-            rows = spread(rows, order, shape.top_k)
-        h = gate_up_product(rows, self._gate_up, order, shape.top_k, shape.activation, config)
+            rows = spread(rows, order, shape.places)
+        h = gate_up_product(rows, self._gate_up, order, shape.places, shape.activation, config)
         del rows  # frees their memory for the next results
         parts = down_product(h, self._down, order, weights, config, x.dtype)
-        return add_experts(parts, shape.top_k, residual)
+        return add_experts(parts, shape.places, residual)
 
     def _terms(self, norm: SkinnyNorm) -> RouterTerms:
         """Return the router's terms, made by the first call: the norm is the same in every call."""
@@ -123,7 +126,7 @@ def load_cuda_experts(
     build = source.build
     check_device(build.device, build.dtype)
     router, router_bias = read_router(source, shape, names, build.dtype), read_router_bias(source, shape, names)
-    gate_up, down = (_stacked(shape.count, *read(pieces)) for pieces in expert_pieces(source, shape, share, names))
+    gate_up, down = (_stacked(shape.matrices, *read(pieces)) for pieces in expert_pieces(source, shape, share, names))
     if gate_up.has_codes != down.has_codes:
         name = names.down.format(0)
         raise UnsupportedModelError(f"{name}: experts of which only some matrices are in FP8 are not supported")

@@ -35,8 +35,9 @@ class SequentialExperts:
         router_bias: torch.Tensor | None = None,
     ) -> None:
         """router: [count, hidden], router_bias: [count], both float32. experts: for each expert, gate and up with their
-        epilogue, and down.
+        epilogue, and down. None is shared.
         """
+        assert not shape.shared
         self._router = router
         self._router_bias = router_bias
         self._experts = experts
@@ -108,13 +109,17 @@ def expert_pieces(
 ) -> tuple[list[WeightPiece], list[WeightPiece]]:
     """List the matrices of a layer's experts in the order of their numbers: gate and up of each, and down of each.
 
-    share: this process's part of each expert's width. Stacked, the first list is [count * 2 * share.width, hidden], the
-    second [count * hidden, share.width]. Biases of down, which all ranks' results share, are the first rank's.
+    share: this process's part of each expert's width. Stacked, the first list is [matrices * 2 * share.width, hidden],
+    the second [matrices * hidden, share.width]. Biases of down, which all ranks' results share, are the first rank's.
     """
     hidden, adds = Share(0, shape.hidden, shape.hidden), shape.bias and source.build.group.rank == 0
     numbers = range(shape.count)
     ups = [name.format(number) for number in numbers for name in (names.gate, names.up)]
     downs = [names.down.format(number) for number in numbers]
+    if shape.shared:
+        assert names.shared is not None, "the family names no shared expert"
+        ups += [names.shared.gate, names.shared.up]
+        downs.append(names.shared.down)
     if shape.bias and not adds:
         for name in downs:
             source.skip(f"{name}.bias")
@@ -123,8 +128,13 @@ def expert_pieces(
 
 
 def read_router(source: WeightSource, shape: ExpertShape, names: ExpertNames, dtype: torch.dtype) -> torch.Tensor:
-    """Read the router's matrix [count, hidden] in `dtype`, a float type."""
-    return read_new(source, f"{names.router}.weight", shape.count, shape.hidden, dtype=dtype)
+    """Read the router's matrix [matrices, hidden] in `dtype`, a float type."""
+    router = torch.empty(shape.matrices, shape.hidden, dtype=dtype, device=source.build.device)
+    source.read(f"{names.router}.weight", router[: shape.count])
+    if shape.shared:
+        assert names.shared is not None, "the family names no shared expert"
+        source.read(f"{names.shared.factor}.weight", router[shape.count :])
+    return router
 
 
 def read_router_bias(source: WeightSource, shape: ExpertShape, names: ExpertNames) -> torch.Tensor | None:

@@ -60,19 +60,27 @@ def expert_weights(
     return ExpertWeights(*codes, *scales)
 
 
-def exact_routes(x, norm, router, top_k, renormalise, bias=None):
-    """Return (ids, weights) in float64, ties to the lower id."""
+def exact_routes(x, norm, router, top_k, renormalise, bias=None, shared=False):
+    """Return (ids, weights) in float64, ties to the lower id; a shared expert last."""
     wide = x.double()
     wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
     logits = wide @ router.double().T + (0.0 if bias is None else bias.double())
-    weights, ids = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    chosen = logits[:, :-1] if shared else logits
+    weights, ids = chosen.softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
-    return ids, weights / weights.sum(-1, keepdim=True) if renormalise else weights
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    if shared:
+        weights = torch.cat((weights, logits[:, -1:].sigmoid()), -1)
+        ids = torch.cat((ids, torch.full_like(ids[:, :1], len(router) - 1)), -1)
+    return ids, weights
 
 
-def exact_experts(x, norm, router, weights, *, top_k, renormalise, activation="silu", residual=None, router_bias=None):
+def exact_experts(
+    x, norm, router, weights, *, top_k, renormalise, activation="silu", residual=None, router_bias=None, shared=False
+):
     """Return the layer's result in float64, with nothing rounded between the steps."""
-    ids, shares = exact_routes(x, norm, router, top_k, renormalise, router_bias)
+    ids, shares = exact_routes(x, norm, router, top_k, renormalise, router_bias, shared)
     wide = x.double()
     wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
     gate_up, down = weights.widened(torch.float64)

@@ -485,7 +485,6 @@ def read_experts(scales, hidden, top_k) -> None:
         "BLOCK_E": 16,
         "TOKENS": 16 if top_k == 4 else 64,
         "LANES": 8,
-        "WARPS": 4,
         "SPLITS": 2,
         "SPAN": 128 if hidden == 256 else 256,
         "ROWS": 2,

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.common.mxfp4_codes import round_mxfp4, widen_mxfp4
@@ -17,7 +18,7 @@ from roseinfer.layers.norm import RMSNorm
 from roseinfer.parallel.group import RankGroup, Share, SingleRank, share_of
 from roseinfer.quant import cuda_experts, fp8_format, int4_format, mxfp4_format, plain
 from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape, WeightPiece
-from roseinfer.quant.expert_names import StackedExpertNames
+from roseinfer.quant.expert_names import SharedExpertNames, StackedExpertNames
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
@@ -108,6 +109,60 @@ def test_experts_in_fp8(layout: str, rows: int) -> None:
     experts = load(tensors, build=replace(MAKE, weight_format=kept))
     most = 3e-3 if rows == FEW else 5e-2
     assert error(experts(norm_of(tensors), x, None), expected(x.cpu(), wide, SHAPE)) < most
+
+
+OF_SHARED = {"gate": "w1", "up": "w3", "down": "w2", "factor": "gate"}
+SHARED = replace(NAMES, shared=SharedExpertNames(**{what: f"moe.shared.{name}" for what, name in OF_SHARED.items()}))
+WITH_SHARED = replace(SHAPE, shared=True)
+
+
+def with_shared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the same tensors with a shared expert, which is the first expert of another layer, and its gate."""
+    other = draw(replace(SHAPE, count=1), seed=1)
+    shared = {f"moe.shared.{name}.weight": other[f"moe.experts.0.{name}.weight"] for name in ("w1", "w3", "w2")}
+    return tensors | shared | {"moe.shared.gate.weight": other["moe.gate.weight"]}
+
+
+def expected_with_shared(x: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    h = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * wide["norm.weight"]
+    gate, up, down, factor = (wide[f"moe.shared.{name}.weight"] for name in ("w1", "w3", "w2", "gate"))
+    shared = (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
+    return expected(x, tensors, SHAPE) + (h @ factor.T).sigmoid() * shared
+
+
+def load_with_shared(tensors: dict[str, torch.Tensor], build: Build) -> Experts:
+    source, share = Named(tensors, build), share_of(build.group, SHAPE.width)
+    experts = build.weight_format.experts(source, WITH_SHARED, share, SHARED)
+    assert source.asked >= {name for name in tensors if name.startswith("moe.") and not name.endswith("scale_inv")}
+    return experts
+
+
+@each_value(kind=["16 bits", "block", "channel"], rows=[FEW, MANY])
+def test_a_shared_expert_is_one_more_of_the_stack(kind: str, rows: int) -> None:
+    tensors, x = halved(with_shared(draw(SHAPE))), inputs(rows)
+    wide, build = tensors, MAKE
+    if kind == "block":
+        tensors, wide = in_blocks(tensors)
+        build = replace(MAKE, weight_format=Fp8Format(Fp8Scheme("block"), rounds=False, widens=False))
+    elif kind == "channel":
+        build = replace(MAKE, weight_format=Fp8Format(None, rounds=True, widens=False))
+        matrices = [name for name in tensors if ".experts." in name or name.startswith("moe.shared.w")]
+        wide = tensors | {name: rounded(tensors[name]) for name in matrices}
+    most = 3e-3 if rows == FEW or kind == "16 bits" else 5e-2
+    before = x.clone()
+    experts, norm = load_with_shared(tensors, build), norm_of(tensors)
+    wanted = expected_with_shared(x.cpu(), wide)
+    assert error(experts(norm, x, None), wanted) < most
+    assert error(experts(norm, x, x) - before, wanted) < most + 2e-3
+
+
+@pytest.mark.parametrize("rows", [FEW, MANY])
+def test_ranks_add_up_to_the_whole_with_a_shared_expert(rows: int) -> None:
+    tensors, x = halved(with_shared(draw(SHAPE))), inputs(rows)
+    ranks = [load_with_shared(tensors, replace(MAKE, group=Imagined(rank, 2))) for rank in range(2)]
+    total = sum(experts(norm_of(tensors), x, None) for experts in ranks)
+    assert error(total, expected_with_shared(x.cpu(), tensors)) < 5e-3
 
 
 class InFourBits(Named):

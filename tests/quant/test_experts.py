@@ -140,7 +140,7 @@ BLOCKS = ExpertShape(count=3, top_k=2, hidden=256, width=256, renormalise=False,
 def in_blocks(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the experts in FP8 with a scale for each 128 x 128, and the same widened again."""
     narrow, wide = dict(tensors), dict(tensors)
-    for name in [name for name in tensors if ".experts." in name]:
+    for name in [name for name in tensors if ".experts." in name or ".shared.w" in name]:
         weight = Fp8Weight.of(tensors[name], block=True)
         narrow |= {name: weight.codes, f"{name}_scale_inv": weight.scales}
         wide[name] = weight.widen(torch.float32)

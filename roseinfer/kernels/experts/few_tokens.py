@@ -104,10 +104,11 @@ def experts_reference(
     activation: str = "silu",
     residual: torch.Tensor | None = None,
     router_bias: torch.Tensor | None = None,
+    shared: bool = False,
 ) -> torch.Tensor:
     """`experts_few` in plain torch, in x's dtype."""
     normed = torch.nn.functional.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps).to(x.dtype)
-    routed = route_reference(x, norm, router, top_k, renormalise, router_bias)
+    routed = route_reference(x, norm, router, top_k, renormalise, router_bias, shared)
     gate_up, down = weights.widened(x.dtype)
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, (ids, shares) in enumerate(zip(routed.ids, routed.weights, strict=True)):
@@ -165,6 +166,7 @@ def experts_few(
     out: torch.Tensor | None = None,
     config: FewConfig | None = None,
     router_bias: torch.Tensor | None = None,
+    shared: bool = False,
 ) -> torch.Tensor:
     """Return residual + the sum over each token's `top_k` experts e of share_e * down_e(activation(gate_e(y)) *
     up_e(y)).
@@ -173,21 +175,24 @@ def experts_few(
 
     x: [T, H], T <= 16, its rows may be apart. norm: an RMSNorm. router: [E, H]. residual: [T, H], may be x. out: [T,
     H], may be the residual, and x if that is the residual. weights: supported by `few_supports`. router_bias: [E]
-    float32. Sums are float32; the hidden layer is rounded to x's dtype, and the result once.
+    float32. shared: the last expert is none to choose: all tokens have it, with the sigmoid of its logit as share. Sums
+    are float32; the hidden layer is rounded to x's dtype, and the result once.
 
     Starts early (see `early_start`): x and the residual may be the preceding kernel's results, all else must be older.
     """
     (tokens, width), (count, hidden) = x.shape, router.shape
-    inner = weights.width
+    inner, count, places = weights.width, count - shared, top_k + shared
     assert x.stride(1) == 1 and width == hidden and top_k <= count and few_supports(tokens, weights)
+    assert not (shared and router_bias is not None)
     config = config or choose_few_config(tokens, top_k, hidden, inner, weights.scaled)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device) if out is None else out
     logits, rstd = router_logits(x, norm, router, router_bias)
-    between = torch.empty((tokens * top_k, inner), dtype=x.dtype, device=x.device)
+    between = torch.empty((tokens * places, inner), dtype=x.dtype, device=x.device)
     common: dict[str, Any] = {
         "E": count,
         "E_PAD": next_power_of_2(count),
         "TOP_K": top_k,
+        "SHARED": shared,
         "H": hidden,
         "WIDTH": inner,
         "SCALES": weights.scaled,
@@ -198,7 +203,7 @@ def experts_few(
     # With scales by blocks a lane loads only those of its groups.
     lanes = min(cut.lanes, 8 if weights.scaled == "block" else cut.block_k // _GROUP_COLUMNS[weights.scaled])
     assert cut.block_n * lanes >= 32, "a warp has threads without rows"
-    gate_up_kernel[(tokens * top_k, cdiv(inner, cut.block_n * cut.tiles))](
+    gate_up_kernel[(tokens * places, cdiv(inner, cut.block_n * cut.tiles))](
         x,
         norm.weight,
         logits,
@@ -219,7 +224,7 @@ def experts_few(
         num_warps=cut.warps,
         **common,
     )
-    cut = config.down
+    cut, padded = config.down, next_power_of_2(top_k)
     down_kernel[(tokens, cdiv(hidden, cut.block_n))](
         between,
         logits,
@@ -230,9 +235,10 @@ def experts_few(
         out,
         0 if residual is None else residual.stride(0),
         out.stride(0),
-        K_PAD=next_power_of_2(top_k),
+        K_PAD=padded,
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,
+        SHARED_BLOCK_K=min(cut.block_k * padded, next_power_of_2(inner)),
         AHEAD=min(cut.ahead, cdiv(inner, cut.block_k)),
         RENORMALISE=renormalise,
         SCALE_COLUMNS=scale_columns(inner, weights.down_scales),

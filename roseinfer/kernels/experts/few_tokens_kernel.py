@@ -128,6 +128,7 @@ def gate_up_kernel(
     E: tl.constexpr,
     E_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     H: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -143,7 +144,9 @@ def gate_up_kernel(
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Compute, in program (p, i), BLOCK_N * TILES outputs for token p // TOP_K and its expert at place p % TOP_K.
+    """Compute, in program (p, i), BLOCK_N * TILES outputs for token p // PLACES and its expert at place p % PLACES.
+
+    SHARED: expert E follows the TOP_K chosen ones.
 
     Tensors have the dimensions lanes, near rows, groups, far rows: LANES threads of a warp have neighbouring groups of
     a row. With fewer lanes there is less to sum across threads, and more of x in each.
@@ -157,8 +160,9 @@ def gate_up_kernel(
     FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups per lane
     NEAR_ROWS: tl.constexpr = 32 // LANES
     FAR_ROWS: tl.constexpr = 2 * BLOCK_N // NEAR_ROWS
+    PLACES: tl.constexpr = TOP_K + SHARED
     pick = tl.program_id(0)
-    token = (pick // TOP_K).to(tl.int64)
+    token, place = (pick // PLACES).to(tl.int64), pick % PLACES
     group = tl.arange(0, LANES)[:, None, None] + (tl.arange(0, FAR) * LANES)[None, None, :]
     xs = ()
     for chunk in tl.static_range(CHUNKS):
@@ -178,7 +182,10 @@ def gate_up_kernel(
         # The next kernel may start, as the logits are complete.
         tl.extra.cuda.gdc_launch_dependents()
     rstd = tl.load(rstd_ptr + token, cache_modifier=".cg")
-    expert = expert_at(logits_ptr + token * E, pick % TOP_K, E, E_PAD).to(tl.int64)
+    logits = logits_ptr + token * (E + SHARED)
+    expert = expert_at(logits, tl.minimum(place, TOP_K - 1), E, E_PAD).to(tl.int64)
+    if SHARED:
+        expert = tl.where(place == TOP_K, E, expert)
 
     # Gate's rows are the first half of the last dimension, up's the second.
     n = tl.arange(0, NEAR_ROWS)[:, None] + (tl.arange(0, FAR_ROWS) * NEAR_ROWS)[None, :]
@@ -226,10 +233,11 @@ def gate_up_kernel(
 def _scales_of(
     scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr, SCALE_COLUMNS: tl.constexpr
 ):
-    """Return pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its
-    first.
-    """
-    if SCALES == "mxfp4" or SCALES == "int4":
+    """Return pointers to the scales of rows n, which share a block, of experts [places]: the row's, or its first."""
+    experts = experts.to(tl.int64)[None, :, None]
+    if SCALES == "none":
+        return 0
+    elif SCALES == "mxfp4" or SCALES == "int4":
         return scales_ptr + (experts * H + n[None, None, :]) * (WIDTH // SCALE_COLUMNS)
     elif SCALES == "block":
         return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
@@ -238,20 +246,20 @@ def _scales_of(
 
 
 @triton.jit
-def _within(groups, place, TOP_K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
-    return (groups < WIDTH // GROUP) & (place < TOP_K)
+def _within(groups, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    return (groups < WIDTH // GROUP) & (tl.arange(0, K_PAD) < TOP_K)[None, :, None]
 
 
 @triton.jit
 def _read_down(
-    w_ptr, scales, rows, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    w_ptr, scales, rows, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Load a chunk of the columns of rows of a token's experts, and the scales of its groups."""
     MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
     groups = _groups(chunk, BLOCK_K, GROUP)
-    inside = _within(groups, place, TOP_K, WIDTH, GROUP)
+    inside = _within(groups, TOP_K, K_PAD, WIDTH, GROUP)
     w = _read_w(w_ptr, rows, groups, inside, WIDTH, MASKED, GROUP, EVICTION, COMPILED)
     factors = 1.0
     if SCALES == "block" and MASKED:
@@ -265,12 +273,12 @@ def _read_down(
 
 @triton.jit
 def _read_hidden(
-    rows, shares, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    rows, shares, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Load the same columns of the input of a token's experts, each multiplied by its expert's weight."""
     groups = _groups(chunk, BLOCK_K, GROUP)
-    inside = _within(groups, place, TOP_K, WIDTH, GROUP)
+    inside = _within(groups, TOP_K, K_PAD, WIDTH, GROUP)
     MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
     low, high = _read_x(rows, groups, inside, MASKED, GROUP)
     if GROUP == 32:
@@ -278,6 +286,53 @@ def _read_hidden(
         return _prepared_32(low * shares, high * shares, later * shares, last * shares, SCALES, COMPILED)
     else:
         return _prepared(low * shares, high * shares, GROUP, COMPILED)
+
+
+@triton.jit
+def _down_rows(experts, n, H: tl.constexpr):
+    """Return the numbers of the rows n of experts [places] in the matrix of all, [1, places, rows] int64."""
+    return (experts.to(tl.int64) * H)[None, :, None] + n[None, None, :]
+
+
+@triton.jit
+def _read_ahead(
+    w_ptr, scales, rows, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Load the first AHEAD chunks of columns of rows [1, places, rows], of which TOP_K places are read, and the rows'
+    scales.
+    """
+    ahead = ()
+    for chunk in tl.static_range(AHEAD):
+        ahead += (_read_down(
+            w_ptr, scales, rows, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED,
+        ),)  # fmt: skip
+    return ahead, tl.load(scales) if SCALES == "channel" else 1.0
+
+
+@triton.jit
+def _down_sums(
+    ahead, x_rows, w_ptr, scales, rows, shares, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_COLUMNS: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Return the sums [BLOCK_N] over all columns of the first TOP_K of K_PAD places, each multiplied by its share."""
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
+    x_rows += (tl.arange(0, K_PAD) * WIDTH)[None, :, None]
+    shares = shares[None, :, None, None]
+    sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
+    chunks, row_scales = ahead
+    for chunk in tl.static_range(AHEAD):
+        x = _read_hidden(x_rows, shares, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
+        sums += _products(chunks[chunk][0], x, chunks[chunk][1], GROUP, SCALES, COMPILED)
+    for chunk in tl.range(AHEAD, CHUNKS):
+        x = _read_hidden(x_rows, shares, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
+        w, factors = _read_down(
+            w_ptr, scales, rows, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED
+        )
+        sums += _products(w, x, factors, GROUP, SCALES, COMPILED)
+    return tl.sum(tl.sum(sums * row_scales, 0), 0)
 
 
 @triton.jit
@@ -295,10 +350,12 @@ def down_kernel(
     E_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
     K_PAD: tl.constexpr,
+    SHARED: tl.constexpr,
     H: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SHARED_BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,
     EVICTION: tl.constexpr,
     RENORMALISE: tl.constexpr,
@@ -312,52 +369,46 @@ def down_kernel(
     """Compute, in program (t, i), token t's outputs i * BLOCK_N and following over all of its experts.
 
     It takes BLOCK_K columns at a time. The logits are older than the hidden layers, whose kernel lets this one start
-    once the logits are there. So the first AHEAD chunks of columns are read before the wait.
+    once the logits are there. So the first AHEAD chunks of columns are read before the wait. SHARED: expert E follows
+    the chosen ones, its share is the sigmoid of its logit; SHARED_BLOCK_K of its columns are taken at a time.
     """
     GROUP: tl.constexpr = 32 if SCALES == "mxfp4" or SCALES == "int4" else 16 if SCALES != "none" else 8
-    CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     out = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     n = tl.minimum(out, H - 1)
-    experts, shares = first_experts(logits_ptr + token * E, E, E_PAD, TOP_K, K_PAD, RENORMALISE)
-    rows = (experts.to(tl.int64) * H)[None, :, None] + n[None, None, :]
-    place = tl.arange(0, K_PAD)[None, :, None]
-    scales = scales_ptr
-    if SCALES != "none":
-        scales = _scales_of(scales_ptr, experts.to(tl.int64)[None, :, None], n, H, WIDTH, SCALES, SCALE_COLUMNS)
-    ahead = ()
-    for chunk in tl.static_range(AHEAD):
-        ahead += (_read_down(
-            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES,
-            SCALE_COLUMNS, COMPILED,
-        ),)  # fmt: skip
-    if SCALES == "channel":
-        row_scales = tl.load(scales)
+    logits = logits_ptr + token * (E + SHARED)
+    if SHARED:
+        only = tl.full([1], E, tl.int32)
+        shared_rows = _down_rows(only, n, H)
+        shared_scales = _scales_of(scales_ptr, only, n, H, WIDTH, SCALES, SCALE_COLUMNS)
+        shared_ahead = _read_ahead(
+            w_ptr, shared_scales, shared_rows, 1, 1, WIDTH, SHARED_BLOCK_K, 1, GROUP, EVICTION, SCALES, SCALE_COLUMNS,
+            COMPILED,
+        )  # fmt: skip
+    experts, shares = first_experts(logits, E, E_PAD, TOP_K, K_PAD, RENORMALISE)
+    rows = _down_rows(experts, n, H)
+    scales = _scales_of(scales_ptr, experts, n, H, WIDTH, SCALES, SCALE_COLUMNS)
+    ahead = _read_ahead(
+        w_ptr, scales, rows, TOP_K, K_PAD, WIDTH, BLOCK_K, AHEAD, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED
+    )
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    x_rows = hidden_ptr + (token * TOP_K + place) * WIDTH
+    x_rows = hidden_ptr + token * ((TOP_K + SHARED) * WIDTH)
+    result = _down_sums(
+        ahead, x_rows, w_ptr, scales, rows, shares, TOP_K, K_PAD, WIDTH, BLOCK_N, BLOCK_K, AHEAD, GROUP, EVICTION,
+        SCALES, SCALE_COLUMNS, COMPILED,
+    )  # fmt: skip
     if HAS_BIAS:
         biases = tl.load(bias_ptr + experts.to(tl.int64)[:, None] * H + n[None, :]).to(tl.float32)
-        result = tl.sum(shares[:, None] * biases, 0)
-    else:
-        result = tl.zeros([BLOCK_N], tl.float32)
-    shares = shares[None, :, None, None]
-    sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
-    for chunk in tl.static_range(AHEAD):
-        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
-        sums += _products(ahead[chunk][0], x, ahead[chunk][1], GROUP, SCALES, COMPILED)
-    for chunk in tl.range(AHEAD, CHUNKS):
-        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
-        w, factors = _read_down(
-            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES,
-            SCALE_COLUMNS, COMPILED,
+        result += tl.sum(shares[:, None] * biases, 0)
+    if SHARED:
+        share = tl.sigmoid(tl.load(logits + E + tl.zeros([1], tl.int32), cache_modifier=".cg"))
+        result += _down_sums(
+            shared_ahead, x_rows + TOP_K * WIDTH, w_ptr, shared_scales, shared_rows, share, 1, 1, WIDTH, BLOCK_N,
+            SHARED_BLOCK_K, 1, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED,
         )  # fmt: skip
-        sums += _products(w, x, factors, GROUP, SCALES, COMPILED)
-    if SCALES == "channel":
-        sums *= row_scales
-    result += tl.sum(tl.sum(sums, 0), 0)
     if HAS_RESIDUAL:
         result += tl.load(residual_ptr + token * stride_residual + out, mask=out < H, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * stride_out + out, result.to(out_ptr.dtype.element_ty), mask=out < H)

@@ -17,10 +17,11 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
-from roseinfer.kernels.experts.route_parts import choose, columns_of, norm_rows, partial_logits, prefetch_terms
+from roseinfer.kernels.experts.route_parts import choose, norm_rows, partial_logits, prefetch_terms
 from roseinfer.kernels.experts.route_terms import RouterTerms
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.skinny import SkinnyNorm
+from roseinfer.kernels.linear.small_product import multiply_row, read_factors
 
 # Fewest tokens of a program: `arrived` has a counter for each so many.
 MIN_PROGRAM_TOKENS = 16
@@ -63,7 +64,9 @@ def _choose_config(tokens: int) -> RouteConfig:
 
 
 class Routed(NamedTuple):
-    """Choice of experts. ids: [T, k] int32, by weight, largest first. weights: [T, k] float32."""
+    """Choice of experts. ids: [T, k] int32, by weight, largest first. weights: [T, k] float32. With a shared expert
+    both have one more column, for that.
+    """
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -76,13 +79,19 @@ def route_reference(
     top_k: int,
     renormalise: bool,
     bias: torch.Tensor | None = None,
+    shared: bool = False,
 ) -> Routed:
     """`route` in plain torch, by the router [E, H] itself."""
     wide = F.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps)
-    probabilities = F.linear(wide, router.float(), bias).softmax(-1)
-    weights, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    logits = F.linear(wide, router.float(), bias)
+    weights, ids = logits[:, : len(router) - shared].softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
-    return Routed(ids.int(), weights / weights.sum(-1, keepdim=True) if renormalise else weights)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    if shared:
+        weights = torch.cat((weights, logits[:, -1:].sigmoid()), -1)
+        ids = torch.cat((ids, torch.full_like(ids[:, :1], len(router) - 1)), -1)
+    return Routed(ids.int(), weights)
 
 
 @triton.jit(do_not_specialize=["tokens", "scale_stride"])
@@ -106,6 +115,7 @@ def route_kernel(
     E: tl.constexpr,
     E_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     H: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -127,7 +137,8 @@ def route_kernel(
 
     A norming program takes ROWS rows. The last program of TOKENS tokens to finish chooses, CHOSEN tokens at a time.
     """
-    TILES: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
+    ROUTER_ROWS: tl.constexpr = E + SHARED
+    TILES: tl.constexpr = (ROUTER_ROWS + BLOCK_E - 1) // BLOCK_E
     PRODUCTS: tl.constexpr = TILES * SPLITS
     NORMS: tl.constexpr = TOKENS // ROWS
     products = (tokens + TOKENS - 1) // TOKENS * PRODUCTS
@@ -138,12 +149,12 @@ def route_kernel(
     first_expert, split = number % TILES * BLOCK_E, number // TILES % SPLITS
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, E, H, BLOCK_E, SPAN)
+        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, ROUTER_ROWS, H, BLOCK_E, SPAN)
         tl.extra.cuda.gdc_wait()
     if multiplies:
         partial_logits(
             x_ptr, terms_ptr, sums_ptr, tokens, stride_x, first, first_expert, split,
-            E, H, SPAN, TOKENS, BLOCK_E, BLOCK_K, STAGES, H != SPAN * SPLITS, COMPILED,
+            ROUTER_ROWS, H, SPAN, TOKENS, BLOCK_E, BLOCK_K, STAGES, H != SPAN * SPLITS, COMPILED,
         )  # fmt: skip
     else:
         row = first + (number - products) % NORMS * ROWS
@@ -164,7 +175,7 @@ def route_kernel(
             factors = tl.load(factors_ptr + token, cache_modifier=".cg")
             choose(
                 sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, start, tokens,
-                SPLITS, E, E_PAD, CHOSEN, TOP_K, RENORMALISE, HAS_BIAS,
+                SPLITS, E, E_PAD, SHARED, CHOSEN, TOP_K, RENORMALISE, HAS_BIAS,
             )  # fmt: skip
 
 
@@ -186,29 +197,15 @@ def logits_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Compute, in program (t, i), token t's logits of BLOCK_E experts, and 1 / its root mean square."""
-    CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
-    MASKED: tl.constexpr = H % BLOCK_K != 0
     token = tl.program_id(0).to(tl.int64)
     expert = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    rows = router_ptr + tl.minimum(expert, E - 1)[:, None] * H
-    k = tl.arange(0, BLOCK_K)[None, :]
-    kept = ()
-    for chunk in tl.static_range(CHUNKS):
-        at = chunk * BLOCK_K + k
-        kept += (columns_of(rows + at, at, H, MASKED) * columns_of(norm_ptr + at, at, H, MASKED),)
+    factors = read_factors(router_ptr, norm_ptr, expert, E, H, BLOCK_K, "rms")
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         # After the wait: a kernel that starts now finds everything older than this one done.
         tl.extra.cuda.gdc_launch_dependents()
-    sums = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
-    squares = tl.zeros([1, BLOCK_K], tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        at = chunk * BLOCK_K + k
-        x = columns_of(x_ptr + token * stride_x + at, at, H, MASKED)
-        squares += x * x
-        sums += x * kept[chunk]
-    rstd = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / H + eps)
-    logits = tl.sum(sums, 1) * rstd
+    logits, rstd = multiply_row(x_ptr + token * stride_x, factors, eps, H, BLOCK_E, BLOCK_K)
+    logits *= rstd
     if HAS_BIAS:
         logits += tl.load(bias_ptr + expert, mask=expert < E, other=0.0)
     tl.store(logits_ptr + token * E + expert, logits, mask=expert < E)
@@ -226,21 +223,25 @@ def route(
     normed: torch.Tensor | Fp8Rows | None = None,
     config: RouteConfig | None = None,
     bias: torch.Tensor | None = None,
+    shared: bool = False,
 ) -> Routed:
     """Return the largest `top_k` of softmax(norm(x) @ router.T + bias) of each token; `renormalise`: divided by their
     sum.
 
     x: [T, H], its rows may be apart. norm: an RMSNorm. terms: of it and the router, in x's dtype. arrived: int32, at
     least T / 16 rounded up, all zero before and after; launches of one stream may share it. normed: [T, H], contiguous,
-    becomes norm(x), or that rounded with a scale for each 128 columns (H a multiple of 128). bias: [E] float32. Starts
-    early (see
-    `early_start`). A row's results depend on the other rows only by their number, which decides how sums are split.
+    becomes norm(x), or that rounded with a scale for each 128 columns (H a multiple of 128). bias: [E] float32. shared:
+    the last expert is none to choose: it follows in an own column, whose weight is the sigmoid of its logit. Starts
+    early (see `early_start`). A row's results depend on the other rows only by their number, which decides how sums are
+    split.
     """
-    (tokens, hidden), experts = x.shape, terms.values.shape[1]
+    (tokens, hidden), rows_of_router = x.shape, terms.values.shape[1]
+    experts, places = rows_of_router - shared, top_k + shared
     assert norm.bias is None and x.stride(1) == 1 and x.dtype == terms.values.dtype and top_k <= experts
     assert terms.values.is_contiguous() and arrived.numel() >= cdiv(tokens, MIN_PROGRAM_TOKENS)
-    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
-    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    assert not (shared and bias is not None)
+    ids = torch.empty((tokens, places), dtype=torch.int32, device=x.device)
+    weights = torch.empty((tokens, places), dtype=torch.float32, device=x.device)
     wanted, scales = (normed.codes, normed.scales) if isinstance(normed, Fp8Rows) else (normed, None)
     assert scales is None or scales.shape[1] * SCALE_BLOCK == hidden
     if not tokens:
@@ -251,11 +252,12 @@ def route(
     groups, padded = next_power_of_2(cdiv(hidden, 128)), next_power_of_2(experts)
     most_rows = max(1, _ROW_ELEMENTS // (groups * 128))
     block_e = min(config.experts, max(16, padded))
-    products = cdiv(experts, block_e) * splits
-    sums = torch.empty((splits, tokens, experts), dtype=torch.float32, device=x.device)
+    products = cdiv(rows_of_router, block_e) * splits
+    sums = torch.empty((splits, tokens, rows_of_router), dtype=torch.float32, device=x.device)
     out, scale_stride = (ids, weights, wanted, scales), 0 if scales is None else scales.stride(1)
     multiplies: dict[str, Any] = {
         "E": experts,
+        "SHARED": shared,
         "H": hidden,
         "TOKENS": config.tokens,
         "BLOCK_E": block_e,
@@ -269,6 +271,7 @@ def route(
     chooses: dict[str, Any] = {
         "E": experts,
         "E_PAD": padded,
+        "SHARED": shared,
         "TOP_K": top_k,
         "H": hidden,
         "SPLITS": splits,

@@ -16,6 +16,7 @@ def route_products_kernel(
     tokens,
     stride_x,
     E: tl.constexpr,
+    SHARED: tl.constexpr,
     H: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -26,18 +27,19 @@ def route_products_kernel(
     OVERLAP: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """Write sums [SPLITS, tokens, E]. A program takes TOKENS tokens, BLOCK_E experts and SPAN columns."""
-    TILES: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
+    """Write sums [SPLITS, tokens, E + SHARED]. A program takes TOKENS tokens, BLOCK_E experts and SPAN columns."""
+    ROUTER_ROWS: tl.constexpr = E + SHARED
+    TILES: tl.constexpr = (ROUTER_ROWS + BLOCK_E - 1) // BLOCK_E
     PRODUCTS: tl.constexpr = TILES * SPLITS
     number = tl.program_id(0)
     first_expert, split = number % TILES * BLOCK_E, number // TILES % SPLITS
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, E, H, BLOCK_E, SPAN)
+        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, ROUTER_ROWS, H, BLOCK_E, SPAN)
         tl.extra.cuda.gdc_wait()
     partial_logits(
         x_ptr, terms_ptr, sums_ptr, tokens, stride_x, number // PRODUCTS * TOKENS, first_expert, split,
-        E, H, SPAN, TOKENS, BLOCK_E, BLOCK_K, STAGES, H != SPAN * SPLITS, COMPILED,
+        ROUTER_ROWS, H, SPAN, TOKENS, BLOCK_E, BLOCK_K, STAGES, H != SPAN * SPLITS, COMPILED,
     )  # fmt: skip
 
 
@@ -59,6 +61,7 @@ def route_choice_kernel(
     E: tl.constexpr,
     E_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     H: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -78,6 +81,6 @@ def route_choice_kernel(
     )
     factors = rstd / tl.load(scale_ptr)
     choose(
-        sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, first, tokens, SPLITS, E, E_PAD, ROWS, TOP_K, RENORMALISE,
-        HAS_BIAS,
+        sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, first, tokens, SPLITS, E, E_PAD, SHARED, ROWS, TOP_K,
+        RENORMALISE, HAS_BIAS,
     )  # fmt: skip

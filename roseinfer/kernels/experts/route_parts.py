@@ -4,14 +4,7 @@ from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.logit_order import read_logits, sort_keys
 from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
 from roseinfer.kernels.linear.skinny_kernel import prefetch_rows
-
-
-@triton.jit
-def columns_of(pointers, k, H: tl.constexpr, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(pointers, mask=k < H, other=0.0).to(tl.float32)
-    else:
-        return tl.load(pointers).to(tl.float32)
+from roseinfer.kernels.linear.small_product import columns_of
 
 
 @triton.jit
@@ -94,15 +87,20 @@ def norm_rows(
 @triton.jit
 def choose(
     sums_ptr, factors, bias_ptr, ids_ptr, weights_ptr, first, tokens, SPLITS: tl.constexpr, E: tl.constexpr,
-    E_PAD: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    E_PAD: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Write ids and weights of the TOP_K first experts of ROWS tokens. factors [ROWS]: multiply their sums."""
+    """Write ids and weights of the TOP_K first experts of ROWS tokens, and with SHARED of expert E after them.
+    factors [ROWS]: multiply their sums.
+    """
+    ROUTER_ROWS: tl.constexpr = E + SHARED
+    PLACES: tl.constexpr = TOP_K + SHARED
     token = first + tl.arange(0, ROWS)
     row = tl.minimum(token, tokens - 1).to(tl.int64)
     expert = tl.arange(0, E_PAD)[None, :]
-    logits = read_logits(sums_ptr + row[:, None] * E, expert, E)
+    logits = read_logits(sums_ptr + row[:, None] * ROUTER_ROWS, expert, E)
     for split in tl.static_range(1, SPLITS):
-        logits += read_logits(sums_ptr + (split * tokens + row)[:, None] * E, expert, E)
+        logits += read_logits(sums_ptr + (split * tokens + row)[:, None] * ROUTER_ROWS, expert, E)
     logits *= factors[:, None]
     if HAS_BIAS:
         logits += tl.load(bias_ptr + expert, mask=expert < E, other=0.0)
@@ -116,7 +114,14 @@ def choose(
         keys = tl.where(largest, -2147483648, keys)
     chosen = place < TOP_K
     weights = shares / tl.sum(tl.where(chosen, shares, 0.0) if RENORMALISE else shares, 1)[:, None]
-    pick = token.to(tl.int64)[:, None] * TOP_K + place
+    pick = token.to(tl.int64)[:, None] * PLACES + place
     chosen = chosen & (token < tokens)[:, None]
     tl.store(ids_ptr + pick, tl.minimum(expert, E - 1) + tl.zeros_like(place), mask=chosen)
     tl.store(weights_ptr + pick, weights, mask=chosen)
+    if SHARED:
+        logit = tl.zeros([ROWS], tl.float32)
+        for split in tl.static_range(SPLITS):
+            logit += tl.load(sums_ptr + (split * tokens + row) * ROUTER_ROWS + E, cache_modifier=".cg")
+        last = token.to(tl.int64) * PLACES + TOP_K
+        tl.store(ids_ptr + last, tl.full([ROWS], E, tl.int32), mask=token < tokens)
+        tl.store(weights_ptr + last, tl.sigmoid(logit * factors), mask=token < tokens)

@@ -50,6 +50,17 @@ def test_layers(device, config, sizes):
     assert_close(out, exact_experts(**inputs, **options))
 
 
+@each_value(sizes=LAYERS, config=CONFIGS)
+def test_a_shared_expert_is_one_more_of_every_token(device, config, sizes):
+    tokens, experts, top_k, hidden, width, dtype, scaled = sizes
+    inputs = layer(device, tokens, experts, hidden, width, dtype, scaled)
+    options = {"top_k": top_k, "renormalise": tokens > 1, "residual": inputs["x"], "shared": True}
+    out = experts_few(**inputs, **options, config=config)
+    expected = exact_experts(**inputs, **options)
+    assert_close(out, expected)
+    assert_close(experts_reference(**inputs, **options), expected)
+
+
 @each_value(sizes=[(1, 8, 2, 128, 64), (3, 12, 3, 288, 96), (2, 6, 4, 96, 32)], config=CONFIGS)
 def test_mxfp4_with_biases(device, config, sizes):
     """Widths include an odd number of blocks of 32, as in gpt-oss."""
@@ -68,9 +79,9 @@ def test_mxfp4_with_biases(device, config, sizes):
 def test_default_configs_at_real_sizes(device, scaled):
     """A compiler may arrange large blocks unlike small ones."""
     hidden, width = (2880, 2880) if scaled in ("mxfp4", "int4") else (2048, 768)
-    for tokens in (1, 2, 4):
+    for tokens, shared in itertools.product((1, 2, 4), (False, True)):
         inputs = layer(device, tokens, 8, hidden, width, torch.bfloat16, scaled)
-        options = {"top_k": 4, "renormalise": True}
+        options = {"top_k": 4, "renormalise": True, "shared": shared}
         assert_close(experts_few(**inputs, **options), exact_experts(**inputs, **options))
 
 
@@ -111,9 +122,10 @@ def test_all_tokens_to_one_expert(device):
     assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
 
 
-def test_very_many_experts(device):
+@pytest.mark.parametrize("shared", [False, True])
+def test_very_many_experts(device, shared):
     inputs = layer(device, 2, 150, 64, 32, torch.float16)
-    options = {"top_k": 6, "renormalise": True}
+    options = {"top_k": 6, "renormalise": True, "shared": shared}
     assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
 
 

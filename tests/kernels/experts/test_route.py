@@ -62,6 +62,20 @@ CONFIGS = [
 ]
 
 
+@each_value(config=CONFIGS, tokens=[3, 67])
+def test_a_shared_expert_follows_the_chosen_ones(device, config, tokens):
+    """Check it where a tile of the router holds no other expert."""
+    inputs = router_case(device, tokens, 65, 160, torch.bfloat16)
+    inputs["router"][-1] *= 3  # it would be chosen often
+    options = {"top_k": 5, "renormalise": True, "shared": True}
+    ids, weights = exact_routes(**inputs, **options)
+    arrived = arrived_of(tokens, device)
+    for routed in (route(**inputs, **options, arrived=arrived, config=config), route_reference(**inputs, **options)):
+        assert torch.equal(routed.ids, ids.int())
+        assert torch.allclose(routed.weights.double(), weights, rtol=1e-5, atol=1e-7)
+    assert not arrived.any()
+
+
 @each_value(config=CONFIGS, dtype=[torch.float16, torch.bfloat16])
 def test_every_config(device, config, dtype):
     """Experts and columns are no multiple of anything, with more than one tile of them and of tokens."""
