@@ -22,6 +22,7 @@ PEER = (
 )
 MEMORY_SHARE = "0.85"
 INT4_BYTES = 17 / 32  # of a weight: groups of 128 have 64 bytes of codes, a scale and an offset
+NVFP4_BYTES = 9 / 16  # of a weight: groups of 16 have 8 bytes of codes and a scale
 MXFP4_BYTES = 17 / 32  # of a weight: blocks of 32 have 16 bytes of codes and a scale
 
 
@@ -30,9 +31,9 @@ class Model:
     """Model of the table. `hub_id` names its packaged shape; `options` are further arguments of `roseinfer serve`.
 
     `fp8_blocks`: the weights are stored in FP8 with a scale per block of 128 x 128. `int4`: they are stored in four
-    bits, as AWQ stores them, in groups of 128. `weight_bytes`: bytes of a weight in a layer; `head_bytes`: in the
-    output head; `expert_bytes`: in an expert, None for the same as in a layer; `kv_bytes`: of an element of K and V.
-    `gpus`: number of GPUs that share it.
+    bits, as AWQ stores them, in groups of 128. `nvfp4`: they are stored so by compressed-tensors. `weight_bytes`: bytes
+    of a weight in a layer; `head_bytes`: in the output head; `expert_bytes`: in an expert, None for the same as in a
+    layer; `kv_bytes`: of an element of K and V. `gpus`: number of GPUs that share it.
     """
 
     name: str
@@ -45,12 +46,14 @@ class Model:
     gpus: int = 1
     expert_bytes: float | None = None
     int4: bool = False
+    nvfp4: bool = False
     head_bytes: int = 2
 
     @property
     def folder(self) -> str:
         """Return the name of the folder with config and tokenizer; models that differ in options share one."""
-        return self.hub_id.rpartition("/")[2].lower() + ("-fp8" if self.fp8_blocks else "-int4" if self.int4 else "")
+        kinds = {"-fp8": self.fp8_blocks, "-int4": self.int4, "-nvfp4": self.nvfp4}
+        return self.hub_id.rpartition("/")[2].lower() + next((kind for kind, stored in kinds.items() if stored), "")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ _MODELS = (
         "qwen3-8b-fp8-head", "Qwen/Qwen3-8B", 4096, "--lm-head-dtype fp8", fp8_blocks=True, weight_bytes=1, head_bytes=1
     ),
     Model("qwen3-8b-int4", "Qwen/Qwen3-8B", 4096, int4=True, weight_bytes=INT4_BYTES),
+    Model("qwen3-8b-nvfp4", "Qwen/Qwen3-8B", 4096, nvfp4=True, weight_bytes=NVFP4_BYTES),
     Model("qwen3-8b-fp8-kv", "Qwen/Qwen3-8B", 4096, "--quantization fp8 --kv-cache-dtype fp8", False, 1, 1),
     Model("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 4096),
     Model("qwen3-30b-a3b-fp8", "Qwen/Qwen3-30B-A3B", 4096, fp8_blocks=True, weight_bytes=1),

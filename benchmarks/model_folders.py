@@ -32,6 +32,14 @@ FP8_BLOCKS = {
 }
 # As in the config.json of Qwen/Qwen3-8B-AWQ.
 INT4_GROUPS = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+# As in config.json of compressed-tensors' weights-only checkpoints.
+NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+NVFP4_GROUPS = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": NVFP4_ARGS, "input_activations": None}},
+    "ignore": ["lm_head"],
+}
 SPACE = "Ġ"  # a space in byte-level vocabularies
 
 
@@ -55,7 +63,7 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def write_folder(name: str, out: Path) -> Path:
-    """Write the folder of the table's model `name` to `out`: packaged config, in bfloat16, FP8 or int4, and a
+    """Write the folder of the table's model `name` to `out`: packaged config, in bfloat16, FP8, int4 or NVFP4, and a
     tokenizer.
 
     An existing folder is left as it is.
@@ -71,6 +79,8 @@ def write_folder(name: str, out: Path) -> Path:
         config["quantization_config"] = FP8_BLOCKS
     if MODELS[name].int4:
         config["quantization_config"] = INT4_GROUPS
+    if MODELS[name].nvfp4:
+        config["quantization_config"] = NVFP4_GROUPS
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     make_tokenizer(read_model_spec(folder).vocab_size).save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}

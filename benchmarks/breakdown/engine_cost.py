@@ -2,12 +2,12 @@
 
 import torch
 
-from benchmarks.gpu_rows import INT4_BYTES, MXFP4_BYTES
+from benchmarks.gpu_rows import INT4_BYTES, MXFP4_BYTES, NVFP4_BYTES
 from benchmarks.model_cost import ModelCost
 from roseinfer.engine.api import EngineInfo
 from roseinfer.models.spec import ModelSpec
 
-_FP8, _INT8, _INT4, _MXFP4, _WIDENED = "fp8", "int8", "int4", "mxfp4", "widened"
+_FP8, _INT8, _INT4, _MXFP4, _NVFP4, _WIDENED = "fp8", "int8", "int4", "mxfp4", "nvfp4", "widened"
 _FP8_HEAD = ", output head in fp8"
 
 
@@ -35,7 +35,8 @@ def _layer_itemsize(weights: str) -> float | None:
     """Return the bytes of a weight stored as `weights` says; None if it is in the model's dtype."""
     if weights.endswith(_WIDENED):
         return None
-    return 1 if weights.startswith((_FP8, _INT8)) else INT4_BYTES if weights.startswith(_INT4) else None
+    sizes = {_FP8: 1, _INT8: 1, _INT4: INT4_BYTES, _NVFP4: NVFP4_BYTES}
+    return next((size for kind, size in sizes.items() if weights.startswith(kind)), None)
 
 
 def _itemsize(name: str) -> int:

@@ -111,7 +111,7 @@ _NO_WEIGHT_OFFLOAD = "weights stay on the device"
 _EXPERTS = "the experts of a layer are shared as the rest of the model is, by tensor parallelism"
 _ALWAYS = "it is always on"
 _NO_DISAGGREGATION = "prompts and outputs are computed by the same engine"
-_OTHER_FOUR_BITS = "of four bits, AWQ, GPTQ, compressed-tensors and GGUF files can be read"
+_OTHER_FOUR_BITS = "of four bits, AWQ, GPTQ, compressed-tensors, NVFP4 and GGUF files can be read"
 _OTHER_WEIGHTS = "weights are read from safetensors and GGUF files only"
 _OTHER_KV = "K and V are stored as computed, or as fp8 (e4m3)"
 _TRITON_WORDS = "TRITON_ATTN TRITON_ATTN_VLLM_V1 TRITON_MLA TRITON_UNIFIED_ATTENTION"
@@ -131,18 +131,18 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             values={
                 **_words(
                     "none None gguf compressed-tensors fbgemm_fp8 awq awq_marlin auto_awq cpu_awq gptq gptq_marlin "
-                    "gptq_bitblas auto_gptq moe_wna16",
+                    "gptq_bitblas auto_gptq moe_wna16 modelopt modelopt_fp4 petit_nvfp4",
                     None,
                 ),
                 **_words("bitsandbytes hqq aqlm marlin auto-round torchao inc", RefusedValue(_OTHER_FOUR_BITS)),
                 **_words(
-                    "modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed petit_nvfp4 mxfp4 mxfp8 "
-                    "gpt_oss_mxfp4 quark experts_int8 deepspeedfp ptpc_fp8 ipex rtn tpu_int8 online "
-                    "fp8_per_tensor fp8_per_block int8_per_channel_weight_only fp_quant",
+                    "modelopt_mxfp8 modelopt_mixed mxfp4 mxfp8 gpt_oss_mxfp4 quark experts_int8 deepspeedfp "
+                    "ptpc_fp8 ipex rtn tpu_int8 online fp8_per_tensor fp8_per_block "
+                    "int8_per_channel_weight_only fp_quant",
                     RefusedValue("weights have 16 or 32 bits, eight (fp8, int8), four as their checkpoint, or GGUF's"),
                 ),
             },
-            note="gguf, compressed-tensors, awq, gptq and their kernels: as the checkpoint says",
+            note="gguf, compressed-tensors, awq, gptq, modelopt and their kernels: as the checkpoint says",
         ),
         *_works(
             "load_format",

@@ -37,7 +37,7 @@ KERNELS = GpuFeature("models in 16 and 32 bits, GGUF files, CUDA graphs", (8, 0)
 FP8_KV = GpuFeature("K and V in FP8", (8, 9))
 FP8_WEIGHTS = GpuFeature("weights in FP8, a scale for each row (--quantization fp8)", (9, 0))
 FP8_BLOCKS = GpuFeature("weights in FP8, a scale for each block of 128 x 128", (9, 0), newest=9)
-INT4_WEIGHTS = GpuFeature("weights in four bits (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0 and Q4_K)", (8, 0))
+INT4_WEIGHTS = GpuFeature("weights in four bits (AWQ, GPTQ, compressed-tensors, NVFP4, GGUF's Q4_0 and Q4_K)", (8, 0))
 EXPERTS = GpuFeature("models with experts", (9, 0))
 # Requests at a time from which weights in FP8 are faster than in four bits, on an H200.
 MIN_FASTER_FP8_ROWS = 33

@@ -44,9 +44,7 @@ def loaded_size(model: Path, scheme: QuantScheme | None) -> LoadedSize:
     if count == 0:
         raise UnsupportedModelError(f"{model}: its safetensors files hold no tensors; were they downloaded as a whole?")
     kinds = "floats" if scheme is None else scheme.label
-    if isinstance(scheme, Nvfp4Scheme):
-        return LoadedSize(kinds, count * _WIDE_BYTES, count, count * _HALF_BYTES, four_bits=False)
-    four_bits = isinstance(scheme, Int4Scheme)
+    four_bits = isinstance(scheme, Int4Scheme | Nvfp4Scheme)
     int8_bytes = count if four_bits else None
     return LoadedSize(kinds, count * _WIDE_BYTES, int8_bytes, stored_bytes, four_bits, as_stored=True)
 

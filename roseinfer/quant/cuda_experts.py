@@ -1,4 +1,4 @@
-"""Experts on a GPU, in 16 bits, in FP8 or in four bits (MXFP4 and int4).
+"""Experts on a GPU, in 16 bits, in FP8 or in four bits (MXFP4, NVFP4 and int4).
 
 For few tokens, programs take a slice of one expert for one token each. More tokens are sorted by expert and multiplied
 in tiles. In FP8 few tokens widen the weight in registers, and more are rounded to FP8 themselves, as in `fp8_matmul`.
@@ -27,9 +27,8 @@ from roseinfer.quant.experts import expert_pieces, read_router, read_router_bias
 
 # Counters are allocated once for steps of up to so many tokens. Only an uncut prompt could be longer.
 MAX_TOKENS = 1 << 17
-# Reads the matrices of pieces, stacked in their order [rows, in], of codes the scales: [rows], or
-# [rows / 128, in / 128], and the biases [rows], if there are any. Or those of four bits, as in `Stack`.
-Read = Callable[[Sequence[WeightPiece]], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+# Reads the matrices of pieces, stacked in their order as if they were one expert's, without the dimension of experts.
+Read = Callable[[Sequence[WeightPiece]], Stack]
 
 
 class CudaExperts:
@@ -51,13 +50,16 @@ class CudaExperts:
         self._gate_up = gate_up
         self._down = down
         self._shape = shape
-        self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales, gate_up.bias, down.bias)
+        self._few = ExpertWeights(
+            *(gate_up.weights, down.weights, gate_up.scales, down.scales),
+            *(gate_up.bias, down.bias, gate_up.factors, down.factors),
+        )
         self._arrived = _none_arrived(MAX_TOKENS, router.device)
         self._split: tuple[torch.Tensor, RouterTerms] | None = None  # with the norm's weight that they are for
 
     @property
     def four_bits(self) -> str:
-        """Format of the matrices in four bits, "mxfp4" or "int4"; empty without any."""
+        """Format of the matrices in four bits, "mxfp4", "int4" or "nvfp4"; empty without any."""
         return next((stack.scaled_by for stack in (self._gate_up, self._down) if stack.has_four_bits), "")
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
@@ -126,7 +128,7 @@ def load_cuda_experts(
     build = source.build
     check_device(build.device, build.dtype)
     router, router_bias = read_router(source, shape, names, build.dtype), read_router_bias(source, shape, names)
-    gate_up, down = (_stacked(shape.matrices, *read(pieces)) for pieces in expert_pieces(source, shape, share, names))
+    gate_up, down = (_stacked(shape.matrices, read(pieces)) for pieces in expert_pieces(source, shape, share, names))
     if gate_up.has_codes != down.has_codes:
         name = names.down.format(0)
         raise UnsupportedModelError(f"{name}: experts of which only some matrices are in FP8 are not supported")
@@ -134,11 +136,11 @@ def load_cuda_experts(
     return CudaExperts(router, gate_up, down, shape, router_bias)
 
 
-def _stacked(count: int, weights: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None) -> Stack:
+def _stacked(count: int, whole: Stack) -> Stack:
     """Split one matrix, with the rows of `count` experts one after the other, into a stack."""
-    if scales is not None:
-        scales = scales.view(count, -1, *scales.shape[1:])
-    return Stack(weights.view(count, -1, weights.shape[1]), scales, None if bias is None else bias.view(count, -1))
+    weights, *others = (None if part is None else part.view(count, -1, *part.shape[1:]) for part in whole)
+    assert weights is not None
+    return Stack(weights, *others)
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:

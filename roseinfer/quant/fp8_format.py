@@ -27,6 +27,7 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
 if TYPE_CHECKING:  # needs Triton
+    from roseinfer.kernels.experts.tiles import Stack
     from roseinfer.kernels.linear.fp8_tiles import Parts
 
 # Weights that are rounded at a time.
@@ -97,15 +98,15 @@ class Fp8Format:
             return load_cuda_experts(source, shape, share, names, partial(self._stack, source))
         return load_sequential_experts(self, source, shape, share, names)
 
-    def _stack(
-        self, source: WeightSource, pieces: Sequence[WeightPiece]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def _stack(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> "Stack":
         """Read the matrices of `pieces`, stacked in their order, their scales if they are in FP8, and their biases."""
+        from roseinfer.kernels.experts.tiles import Stack
+
         weight, bias = self.read(source, pieces), read_bias(source, pieces)
         if weight is None:
-            return read_weight(source, pieces), None, bias
+            return Stack(read_weight(source, pieces), None, bias)
         assert not self._widens, "a GPU that multiplies by widened weights, in float32, runs no experts"
-        return weight.codes, weight.scales, bias
+        return Stack(weight.codes, weight.scales, bias)
 
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)

@@ -13,6 +13,7 @@ from roseinfer.quant.int4_part import Int4Part, Int4Reader
 from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
 from roseinfer.quant.int4_stored import read_experts, read_stack
 from roseinfer.quant.int4_weight import GROUPS, Int4Weight
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
 if TYPE_CHECKING:  # needs Triton
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # needs Triton
 # Columns in a group of layers that are rounded here, and a divisor of the columns of all layers in four bits.
 DEFAULT_GROUP_COLUMNS, _MULTIPLE_COLUMNS = 128, 8
 # Makes a product by a weight with its bias and epilogue. The last argument is `Int4Part.inputs`.
-MakeProduct = Callable[[Int4Weight, torch.Tensor | None, Epilogue, torch.Tensor | None], Matmul]
+MakeProduct = Callable[[Int4Weight | Nvfp4Weight, torch.Tensor | None, Epilogue, torch.Tensor | None], Matmul]
 
 
 class Int4Format:
@@ -98,16 +99,17 @@ class Int4Format:
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         if self._product is None or not has_triton(source.build.device):
             return self._plain.experts(source, shape, share, names)
-        from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
+        from roseinfer.kernels.experts.tiles import Stack  # imports Triton, which only GPUs have
+        from roseinfer.quant.cuda_experts import load_cuda_experts
         from roseinfer.quant.int4_experts import expert_codes, keeps
 
-        def read(pieces: Sequence[WeightPiece]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        def read(pieces: Sequence[WeightPiece]) -> Stack:
             bias = read_bias(source, pieces)
             weight = self._expert_weight(source, pieces) if keeps(pieces[0].ins.width) else None
             if weight is None:
-                return read_weight(source, pieces), None, bias
+                return Stack(read_weight(source, pieces), None, bias)
             try:
-                return *expert_codes(weight), bias
+                return Stack(*expert_codes(weight), bias)
             except UnsupportedModelError as error:
                 raise UnsupportedModelError(f"{pieces[0].name} and its like: {error}") from None
 
@@ -132,7 +134,11 @@ class CudaProducts:
         self._workspace: Int4Workspace | None = None
 
     def __call__(
-        self, weight: Int4Weight, bias: torch.Tensor | None, epilogue: Epilogue, inputs: torch.Tensor | None
+        self,
+        weight: Int4Weight | Nvfp4Weight,
+        bias: torch.Tensor | None,
+        epilogue: Epilogue,
+        inputs: torch.Tensor | None,
     ) -> Matmul:
         from roseinfer.kernels.linear.int4_product import Int4Workspace  # imports Triton, which only GPUs have
         from roseinfer.quant.int4_matmul import Int4Matmul

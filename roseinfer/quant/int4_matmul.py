@@ -12,9 +12,11 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.linear.int4_codes import PackedInt4, pack
 from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
+from roseinfer.kernels.linear.nvfp4_codes import pack_nvfp4
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
 from roseinfer.quant.int4_weight import DEFAULT_ZERO, MAX_CODE, Int4Weight
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
 
 # Columns of inputs that kernels load at a time: 16 bytes.
 _MULTIPLE_COLUMNS = 8
@@ -25,7 +27,7 @@ class Int4Matmul(FewOrMany):
 
     def __init__(
         self,
-        weight: Int4Weight,
+        weight: Int4Weight | Nvfp4Weight,
         bias: torch.Tensor | None,
         epilogue: Epilogue,
         inputs: torch.Tensor | None,
@@ -65,8 +67,8 @@ class Int4Matmul(FewOrMany):
         return inputs, self._factor(ordered, self._bias, residual)
 
 
-def packed(weight: Int4Weight) -> PackedInt4:
-    """Return the weight as kernels read it, with scales and offsets rounded to float16.
+def packed(weight: Int4Weight | Nvfp4Weight) -> PackedInt4:
+    """Return the weight as kernels read it: exactly, or with scales and offsets of int4 rounded to float16.
 
     Raises `UnsupportedModelError` for a weight that they do not support.
     """
@@ -76,6 +78,8 @@ def packed(weight: Int4Weight) -> PackedInt4:
             f"a matrix of {rows} x {columns} in four bits is not supported: "
             f"{_MULTIPLE_COLUMNS} does not divide {columns}"
         )
+    if isinstance(weight, Nvfp4Weight):
+        return pack_nvfp4(weight.codes, weight.scales, weight.factors)
     return pack(weight.codes, *half_scales(weight))
 
 

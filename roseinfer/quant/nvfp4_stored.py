@@ -1,4 +1,4 @@
-"""Weights that a checkpoint stores in NVFP4, widened while they are read.
+"""Weights that a checkpoint stores in NVFP4: read as they are, or widened for readers that expect floats.
 
 compressed-tensors stores `weight_packed` uint8 [N, K / 2], `weight_scale` e4m3 [N, K / 16] and `weight_global_scale`
 float32, which divides the scales. modelopt calls these `weight`, `weight_scale` and `weight_scale_2`, which multiplies
@@ -14,9 +14,11 @@ from roseinfer.quant.base import WeightPiece, WeightSource
 from roseinfer.quant.fp8_stored import read_scalar
 from roseinfer.quant.int4_layouts.nibbles import unpacked
 from roseinfer.quant.nvfp4_scheme import GROUP_COLUMNS, Nvfp4Scheme
+from roseinfer.quant.nvfp4_weight import MAX_NUMBER, Nvfp4Weight
 from roseinfer.quant.packed_source import PackedSource
 
 _CODES_DTYPE = "U8"
+_NAN_BITS = 0x7F  # the code of a NaN, of scales that are not negative the largest
 _TOOLS = {
     "compressed-tensors": ("weight_packed", "weight_global_scale", "input_global_scale"),
     "modelopt": ("weight", "weight_scale_2", "input_scale"),
@@ -39,6 +41,26 @@ class Nvfp4Source(PackedSource):
         return codes[0], 2 * codes[1]
 
     def widened(self, piece: WeightPiece, dtype: torch.dtype) -> torch.Tensor:
+        codes, scales, whole = self._read(piece)
+        wide = scales.to(torch.float32)
+        factors = wide / whole if self._divides else wide * whole
+        numbers = e2m1_numbers(unpacked(codes)).unflatten(1, (-1, GROUP_COLUMNS)).mul_(factors[:, :, None])
+        return numbers.flatten(1).to(dtype)
+
+    def read_nvfp4(self, piece: WeightPiece) -> Nvfp4Weight:
+        """Read a piece that is stored in NVFP4.
+
+        Raise `UnsupportedModelError` naming an unsuitable tensor.
+        """
+        codes, scales, whole = self._read(piece)
+        factor = 1 / whole if self._divides else whole
+        if not bool(factor * MAX_NUMBER < torch.finfo(torch.float16).max):
+            name = f"{piece.name}.{self._matrix_scale}"
+            raise UnsupportedModelError(f"tensor {name}: a GPU supports weights within the range of float16")
+        return Nvfp4Weight(codes, scales, factor.expand(len(codes)))
+
+    def _read(self, piece: WeightPiece) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return codes [N, K / 2] and scales [N, K / 16] of a piece, and the scale [] of its matrix."""
         source, name, outs, ins = self._inner, piece.name, piece.outs, piece.ins
         codes = torch.empty(outs.width, ins.width // 2, dtype=torch.uint8, device=self.build.device)
         shard = (outs, _divided(name, ins, 2))
@@ -48,18 +70,12 @@ class Nvfp4Source(PackedSource):
         source.read(f"{name}.weight_scale", scales, shard=(outs, groups))
         if f"{name}.{self._input_scale}" in source:
             source.skip(f"{name}.{self._input_scale}")
-        factors = self._factors(name, scales)
-        wide = e2m1_numbers(unpacked(codes)).unflatten(1, (-1, GROUP_COLUMNS)).mul_(factors[:, :, None])
-        return wide.flatten(1).to(dtype)
-
-    def _factors(self, name: str, scales: torch.Tensor) -> torch.Tensor:
-        """Return what codes are multiplied by: [N, groups] float32."""
-        whole, wide = read_scalar(self._inner, f"{name}.{self._matrix_scale}"), scales.to(torch.float32)
+        whole = read_scalar(source, f"{name}.{self._matrix_scale}")
         if not bool(whole > 0):
             raise UnsupportedModelError(f"tensor {name}.{self._matrix_scale} is not positive")
-        if bool(wide.isnan().any()):
-            raise UnsupportedModelError(f"tensor {name}.weight_scale holds NaN")
-        return wide / whole if self._divides else wide * whole
+        if bool((scales.view(torch.uint8) >= _NAN_BITS).any()):  # a sign follows in larger bits
+            raise UnsupportedModelError(f"tensor {name}.weight_scale holds NaN or negative numbers")
+        return codes, scales, whole
 
 
 def _divided(name: str, ins: Share, unit: int) -> Share:

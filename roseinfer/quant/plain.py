@@ -38,10 +38,11 @@ class PlainFormat:
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
         if has_triton(source.build.device):
-            from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
+            from roseinfer.kernels.experts.tiles import Stack  # imports Triton, which only GPUs have
+            from roseinfer.quant.cuda_experts import load_cuda_experts
 
-            def read(pieces: Sequence[WeightPiece]) -> tuple[torch.Tensor, None, torch.Tensor | None]:
-                return read_weight(source, pieces), None, read_bias(source, pieces)
+            def read(pieces: Sequence[WeightPiece]) -> Stack:
+                return Stack(read_weight(source, pieces), None, read_bias(source, pieces))
 
             return load_cuda_experts(source, shape, share, names, read)
         return load_sequential_experts(self, source, shape, share, names)

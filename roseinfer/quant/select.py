@@ -19,6 +19,7 @@ from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.mxfp4_format import Mxfp4Format
 from roseinfer.quant.mxfp4_scheme import Mxfp4Scheme
+from roseinfer.quant.nvfp4_format import Nvfp4Format
 from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from roseinfer.quant.nvfp4_stored import Nvfp4Source
 from roseinfer.quant.plain import PlainFormat
@@ -50,6 +51,8 @@ def choose_format(
         if stored.layout == "gguf" and not kept:
             return PlainFormat()
         return Int4Format(stored, CudaProducts() if kept else None, rounds=dummy)
+    if isinstance(stored, Nvfp4Scheme) and asked is None and kept:
+        return Nvfp4Format(stored, CudaProducts(), rounds=dummy)
     if isinstance(stored, Int4Scheme | Nvfp4Scheme):
         if asked is None:
             return PlainFormat(f"{stored.label}, widened")

@@ -15,6 +15,7 @@ from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
 from tests.helpers.cases import cases, pairwise
 from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.slot_matrices import exact_delta
@@ -58,6 +59,8 @@ def base_product(kind: str, outs: int, width: int, epilogue: Epilogue):
     weight = torch.randn(outs, width, device=DEVICE) / width**0.5
     if kind == "plain":
         return CudaMatmul(weight.to(DTYPE), None, epilogue)
+    if kind == "nvfp4":
+        return CudaProducts()(Nvfp4Weight.of(weight), None, epilogue, None)
     if kind in ("int4", "permuted int4"):
         inputs = torch.randperm(width, device=DEVICE) if kind != "int4" else None
         return CudaProducts()(Int4Weight.of(weight, 64), None, epilogue, inputs)
@@ -93,7 +96,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1
 
 
 @pairwise(
-    kind=["plain", "channel", "block", "int4", "permuted int4"],
+    kind=["plain", "channel", "block", "int4", "permuted int4", "nvfp4"],
     count=[FEW, MANY],
     gated=[False, True],
     normed=[False, True],

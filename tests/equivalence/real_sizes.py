@@ -14,7 +14,7 @@ from tests.equivalence.models import save_model
 from tests.helpers.fp8_files import Tensors, by_block, is_linear, quantise
 from tests.helpers.int4_files import AWQ, state_quantization, write_tensors
 from tests.helpers.mxfp4_files import QUANTIZATION as MXFP4
-from tests.models.test_quantization import QWEN3_FP8
+from tests.models.test_quantization import MODELOPT_NVFP4, QWEN3_FP8
 
 _SHAPES = Path(roseinfer.__file__).parent / "assets" / "shapes"
 # Fields of config.json that decide the shapes of products and what attention sees.
@@ -40,6 +40,7 @@ _SIZES = (
 _LESS = {"vocab_size": 1024, "num_hidden_layers": 2, "max_position_embeddings": 8192}
 _GROUP = 128  # columns of a scale of int4
 _BLOCK = 32  # columns of a scale of MXFP4
+_NVFP4_GROUP = 16  # columns of a scale of NVFP4
 
 Store = Callable[[Tensors], tuple[Tensors, dict[str, Any] | None]]
 
@@ -63,6 +64,19 @@ def as_int4(tensors: Tensors) -> tuple[Tensors, dict[str, Any]]:
         found[f"{layer}.qzeros"] = (_words(inputs // _GROUP, outputs // 8).long() & 0x33333333).add(0x66666666).int()
         found[f"{layer}.scales"] = scales.half()
     return found, {**AWQ, "group_size": _GROUP}
+
+
+def as_nvfp4(tensors: Tensors) -> tuple[Tensors, dict[str, Any]]:
+    """Draw codes and scales of linear layers, as modelopt stores them."""
+    found = dict(tensors)
+    for name in filter(is_linear, tensors):
+        (outputs, inputs), layer = found.pop(name).shape, name.removesuffix(".weight")
+        found[f"{layer}.weight"] = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+        scales = 448 * (0.5 + torch.rand(outputs, inputs // _NVFP4_GROUP)) / 1.5
+        found[f"{layer}.weight_scale"] = scales.to(torch.float8_e4m3fn)
+        # Codes have a standard deviation of 2.9, and scales a mean of 299.
+        found[f"{layer}.weight_scale_2"] = (0.5 + torch.rand(())) / 2.9 / 299 / inputs**0.5
+    return found, MODELOPT_NVFP4
 
 
 def as_mxfp4(tensors: Tensors) -> tuple[Tensors, dict[str, Any]]:
@@ -143,9 +157,11 @@ REAL_LAYERS = {
     "qwen3-8b": RealLayers(**_QWEN3_8B, max_error=0.025),
     "qwen3-8b-fp8": RealLayers(**_QWEN3_8B, max_error=0.2, store=as_fp8),
     "qwen3-8b-int4": RealLayers(**_QWEN3_8B, max_error=0.03, store=as_int4),
+    "qwen3-8b-nvfp4": RealLayers(**_QWEN3_8B, max_error=0.03, store=as_nvfp4),
     "qwen3-30b-a3b": RealLayers(**_QWEN3_30B, max_error=0.03),
     "qwen3-30b-a3b-fp8": RealLayers(**_QWEN3_30B, max_error=0.2, store=as_fp8),
     "qwen3-30b-a3b-int4": RealLayers(**_QWEN3_30B, max_error=0.04, store=as_int4),
+    "qwen3-30b-a3b-nvfp4": RealLayers(**_QWEN3_30B, max_error=0.04, store=as_nvfp4),
     "gpt-oss-20b": RealLayers(
         "openai--gpt-oss-20b",
         "gpt-oss",

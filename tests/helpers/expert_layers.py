@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from roseinfer.kernels.common.clamped_swish import clamped_swish
 from roseinfer.kernels.common.mxfp4_codes import round_mxfp4
 from roseinfer.kernels.experts.few_tokens import ExpertWeights
+from roseinfer.kernels.experts.tiles import Stack
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 from roseinfer.quant.int4_experts import expert_codes
 from roseinfer.quant.int4_weight import Int4Weight
+from roseinfer.quant.nvfp4_experts import expert_stack
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
 
 
 def router_case(device: torch.device, tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -32,7 +35,9 @@ def expert_weights(
     *,
     biased: bool = False,
 ) -> ExpertWeights:
-    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold, "mxfp4" or "int4"."""
+    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold, or "mxfp4", "int4" or
+    "nvfp4".
+    """
     if biased:
         found = expert_weights(device, experts, hidden, width, dtype, scaled)
         biases = torch.randn(experts, 2 * width), torch.randn(experts, hidden)
@@ -54,10 +59,23 @@ def expert_weights(
             [part.unflatten(0, (experts, -1)) for part in expert_codes(weight)] for weight in rounded
         )
         return ExpertWeights(*(part.to(device) for part in (gate_up, down, gate_up_scales, down_scales)))
+    if scaled == "nvfp4":
+        up, down = (stack_in_nvfp4(matrix.to(device)) for matrix in (gate_up, down))
+        return ExpertWeights(
+            *(up.weights, down.weights, up.scales, down.scales),
+            gate_up_factors=up.factors,
+            down_factors=down.factors,
+        )
     codes = [(w * w.shape[2] ** 0.5 * 16).to(torch.float8_e4m3fn).to(device) for w in (gate_up, down)]
     shapes = [w.shape[:2] if scaled == "channel" else (w.shape[0], w.shape[1] // 128, w.shape[2] // 128) for w in codes]
     scales = [torch.logspace(-4, -2, 7)[torch.randint(7, shape)].to(device) for shape in shapes]
     return ExpertWeights(*codes, *scales)
+
+
+def stack_in_nvfp4(matrices: torch.Tensor) -> Stack:
+    """Round matrices [E, N, K], each by itself."""
+    parts = [expert_stack(Nvfp4Weight.of(matrix), None) for matrix in matrices]
+    return Stack(*(None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)))
 
 
 def exact_routes(x, norm, router, top_k, renormalise, bias=None, shared=False):

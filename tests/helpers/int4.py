@@ -5,10 +5,15 @@ import torch
 from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.quant.int4_matmul import packed
 from roseinfer.quant.int4_weight import Int4Weight
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
+
+NVFP4 = 16  # columns in a group of weights that are in NVFP4
 
 
-def int4_weight(rows, columns, group, *, symmetric=False, device=None) -> Int4Weight:
-    """Return random codes, scales, and offsets about the middle of the codes."""
+def four_bits(rows, columns, group, *, symmetric=False, device=None) -> Int4Weight | Nvfp4Weight:
+    """Return random codes, scales, and in int4 offsets about the middle of the codes. group: `NVFP4` or int4's."""
+    if group == NVFP4:
+        return _nvfp4(rows, columns, device)
     weight = Int4Weight.empty(rows, columns, group, symmetric=symmetric, device=device)
     weight.codes.copy_(torch.randint(256, weight.codes.shape, dtype=torch.uint8))
     weight.scales.copy_((0.5 + torch.rand(weight.scales.shape)) * columns**-0.5 / 5)
@@ -17,7 +22,16 @@ def int4_weight(rows, columns, group, *, symmetric=False, device=None) -> Int4We
     return weight
 
 
-def int4_case(device, rows, columns, group, *, symmetric=False) -> tuple[PackedInt4, torch.Tensor]:
+def _nvfp4(rows, columns, device) -> Nvfp4Weight:
+    """Return scales from 0 to 448, of which some are subnormal numbers, and factors of three matrices."""
+    codes = torch.randint(256, (rows, columns // 2), dtype=torch.uint8).to(device)
+    scales = 448 * torch.rand(rows, columns // 16)
+    scales = torch.where(torch.rand_like(scales) < 0.1, scales * 2.0**-14, scales).to(torch.float8_e4m3fn).to(device)
+    factors = torch.tensor([1.0, 1.7, 0.6]) * columns**-0.5 / 700
+    return Nvfp4Weight(codes, scales, factors[torch.arange(rows) * 3 // rows].to(device))
+
+
+def four_bits_case(device, rows, columns, group, *, symmetric=False) -> tuple[PackedInt4, torch.Tensor]:
     """Return a random weight, and the same in float32."""
-    weight = int4_weight(rows, columns, group, symmetric=symmetric, device=device)
+    weight = four_bits(rows, columns, group, symmetric=symmetric, device=device)
     return packed(weight), weight.widen(torch.float32)

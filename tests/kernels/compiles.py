@@ -36,6 +36,9 @@ from roseinfer.kernels.lora.shrink_tiles import lora_tiles_kernel
 from roseinfer.kernels.sampling import draft_chains
 from tests.helpers.skinny import CONFIGS
 
+NVFP4 = "nvfp4"
+SCALE_TYPES = {"int4": "*i32", NVFP4: "*i16", "mxfp4": "*u8"}  # of weights in four bits
+FACTORED = ("channel", NVFP4)
 TARGET = GPUTarget("cuda", 90, 32)
 
 
@@ -179,6 +182,7 @@ def main(*, everything: bool) -> None:
     read_direct(True)
     for group in (32, 128):
         read_int4(group)
+    read_int4(64, nvfp4=True)
     for many, fp8 in itertools.product((False, True), (False, True)):
         read_few(many, fp8)
     read_chains()
@@ -198,12 +202,13 @@ def main(*, everything: bool) -> None:
     for scales, weight_first, gathers in (("none", False, True), ("none", True, False), ("channel", False, False)):
         read_tiles(scales, weight_first, gathers)
     read_tiles("block", True, True)
-    for scales in ("int4", "mxfp4"):
+    for scales in SCALE_TYPES:
         read_tiles(scales, False, False)
         read_tiles(scales, True, False)
         read_tiles(scales, True, True)  # the last form is compiled by default: it waits for products
     read_experts("mxfp4", 256, 4)
     read_experts("int4", 256, 4)
+    read_experts("nvfp4", 256, 4)
     for padded, count in ((32, 128), (256, 64)):
         read_order(padded, count)
     read_delta("*bf16", "tf32")
@@ -238,12 +243,15 @@ def read_bulk() -> None:
         (128, "bf16", 64, 2, 1, 1, 4),
         (64, "bf16", 16, 1, 4, 2, 4),
         (512, "bf16", 128, 3, 1, 2, 6),
+        (NVFP4, "fp16", 16, 1, 2, 2, 4),
+        (NVFP4, "bf16", 128, 3, 1, 2, 6),
     ):
         types = {"x_blocks": f"tensordesc<{dtype}[{rows}, 128],{int4_bulk._X_LAYOUT!r}>"}
         types |= {"w_blocks": f"tensordesc<u8[64, 64],{int4_bulk._W_LAYOUT!r}>"}
         types |= {"s_blocks": f"tensordesc<i32[1, 64],{int4_bulk._SCALES_LAYOUT!r}>"}
         types |= {"bias_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "parts_ptr": "*fp32", "arrived_ptr": "*i32"}
-        sizes = {"N": 200, "K": 1024, "GROUP": group, "ROWS": rows}
+        types |= {"factors_ptr": "*fp32"}
+        sizes = {"N": 200, "K": 1024, "GROUP": 64 if group == NVFP4 else group, "E2M1": group == NVFP4, "ROWS": rows}
         sizes |= {"OUT_GROUPS": outs, "COLUMN_GROUPS": turns, "SHARES": shares, "X_STAGES": 3, "W_STAGES": 4}
         sizes |= {"REGISTERS": 160, "HAS_BIAS": True, "ADD": True, "OVERLAP": True}
         read(int4_bulk.int4_bulk_kernel, sizes, types | {"out_stride": "i32"}, products)
@@ -294,9 +302,9 @@ def read_direct(gated) -> None:
     read(skinny_direct_kernel, constants | SLOT_SIZES, DELTA)
 
 
-def read_int4(group) -> None:
+def read_int4(group, *, nvfp4=False) -> None:
     """Compile products by codes of four bits, with columns that end within a block."""
-    pointers = dict.fromkeys(("w_ptr", "scales_ptr"), "*i32")
+    pointers = dict.fromkeys(("w_ptr", "scales_ptr"), "*i32") | ({"factors_ptr": "*fp32"} if nvfp4 else {})
     constants = {
         "ROWS": 2,
         "K": 480,
@@ -420,9 +428,9 @@ def read_order(padded, chunks) -> None:
 
 def read_tiles(scales, weight_first, gathers) -> None:
     """Compile experts in tiles of 64 rows, with widths that end within a block unless they have codes."""
-    four_bits = scales in ("mxfp4", "int4")
+    four_bits = scales in SCALE_TYPES
     codes = "*bf16" if four_bits or scales == "none" else "*fp8e4nv"
-    width = {"none": 200, "mxfp4": 224}.get(scales, 256)
+    width = {"none": 200, "mxfp4": 224, "nvfp4": 224}.get(scales, 256)
     constants = {
         "TOP_K": 3,
         "N": width,
@@ -458,9 +466,11 @@ def read_tiles(scales, weight_first, gathers) -> None:
         constants |= dict.fromkeys(scaled)
     elif four_bits:
         constants |= dict.fromkeys(("x_scales_ptr", "h_scales_ptr"))
-        pointers["w_scales_ptr"] = "*u8" if scales == "mxfp4" else "*i32"
+        pointers["w_scales_ptr"] = SCALE_TYPES[scales]
     else:
         pointers |= dict.fromkeys(scaled, "*fp32")
+    if scales in FACTORED:
+        pointers["factors_ptr"] = "*fp32"
     read(tile_kernels.gate_up_kernel, constants, pointers)
     read(tile_kernels.down_kernel, constants, pointers)
     if gathers and not four_bits:
@@ -500,6 +510,7 @@ def read_experts(scales, hidden, top_k) -> None:
         "NORMED": "codes" if hidden == 256 else "plain",
         "HAS_RESIDUAL": True,
         "SCALES": scales,
+        "GROUP": 32 if scales in SCALE_TYPES else 16 if scales != "none" else 8,
         "SCALE_COLUMNS": 32,
         "COMPILED": True,
         "OVERLAP": True,
@@ -509,15 +520,18 @@ def read_experts(scales, hidden, top_k) -> None:
     if top_k != 4:
         constants["bias_ptr"] = None
     pointers |= dict.fromkeys(("arrived_ptr", "ids_ptr"), "*i32")
-    if scales in ("mxfp4", "int4"):
-        pointers |= {"w_ptr": "*u8", "scales_ptr": "*u8" if scales == "mxfp4" else "*i32"}
+    if scales in SCALE_TYPES:
+        pointers |= {"w_ptr": "*u8", "scales_ptr": SCALE_TYPES[scales]}
     elif scales != "none":
         pointers["w_ptr"] = "*fp8e4nv"
     elif constants["NORMED"] == "codes":
         pointers["normed_ptr"] = "*fp8e4nv"
     routers = (route.logits_kernel, route.route_kernel, route_products_kernel, route_choice_kernel)
-    for kernel in (gate_up_kernel, down_kernel) if scales != "none" else routers:
-        read(kernel, constants, pointers)
     if scales == "none":
-        for kernel in (gate_up_kernel, down_kernel):
-            read(kernel, constants | {"scales_ptr": None}, pointers)
+        for kernel in routers:
+            read(kernel, constants, pointers)
+        constants = constants | {"scales_ptr": None}
+    if scales not in FACTORED:
+        pointers = {name: kind for name, kind in pointers.items() if name != "factors_ptr"}
+    for kernel in (gate_up_kernel, down_kernel):
+        read(kernel, constants, pointers)

@@ -35,12 +35,12 @@ def test_folders(tmp_path: Path) -> None:
         assert found.gpu_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
-def test_folders_that_a_gpu_widens(tmp_path: Path) -> None:
+def test_nvfp4(tmp_path: Path) -> None:
     codes = {"a.weight_packed": torch.zeros(64, 32, dtype=torch.uint8), "norm.weight": torch.ones(64)}
     write_tensors(tmp_path, codes)
     found = loaded_size(tmp_path, Nvfp4Scheme("compressed-tensors"))
-    total = 64 * 64 + 64
-    assert found == LoadedSize("nvfp4", 4 * total, total, 2 * total, four_bits=False)
+    total, stored = 64 * 64 + 64, (tmp_path / "model.safetensors").stat().st_size
+    assert found == LoadedSize("nvfp4", 4 * total, total, stored, four_bits=True, as_stored=True)
 
 
 def test_gguf_files_with_experts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from roseinfer.kernels.common.mxfp4_codes import round_mxfp4, widen_mxfp4
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.norm import RMSNorm
 from roseinfer.parallel.group import RankGroup, Share, SingleRank, share_of
-from roseinfer.quant import cuda_experts, fp8_format, int4_format, mxfp4_format, plain
+from roseinfer.quant import cuda_experts, fp8_format, int4_format, mxfp4_format, nvfp4_format, plain
 from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape, WeightPiece
 from roseinfer.quant.expert_names import SharedExpertNames, StackedExpertNames
 from roseinfer.quant.fp8_format import Fp8Format
@@ -27,10 +27,16 @@ from roseinfer.quant.int4_part import Int4Part
 from roseinfer.quant.int4_scheme import Int4Groups, Int4Scheme
 from roseinfer.quant.int4_weight import Int4Weight
 from roseinfer.quant.mxfp4_format import Mxfp4Format
+from roseinfer.quant.nvfp4_format import Nvfp4Format
+from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
+from roseinfer.quant.nvfp4_stored import Nvfp4Source
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
 from roseinfer.quant.stacked_experts import apart
 from tests.helpers.cases import each_value
 from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.mxfp4_files import packed
+from tests.helpers.nvfp4_files import TOOLS, pack
+from tests.helpers.nvfp4_files import draw as draw_nvfp4
 from tests.helpers.weights import BUILD, Imagined, Named
 from tests.quant.test_experts import EPS, draw, expected, in_blocks
 
@@ -52,7 +58,7 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the tensor memory accelerator needs compute capability 9.0")
     hurry()
     round_codes()
-    for module in (plain, fp8_format, int4_format, mxfp4_format):
+    for module in (plain, fp8_format, int4_format, mxfp4_format, nvfp4_format):
         monkeypatch.setattr(module, "has_triton", lambda device: True)
 
 
@@ -221,6 +227,40 @@ def test_two_ranks_hold_parts_of_experts_in_int4() -> None:
         experts = build.weight_format.experts(source, shape, share, NAMES)
         total += experts(norm_of(tensors, shape), x, None).cpu().float()
     assert error(total, expected(x.cpu(), wide, shape)) < 3e-3
+
+
+def in_nvfp4(tensors: dict[str, torch.Tensor], tool: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return drawn experts as a tool stores them, and widened."""
+    narrow, wide = dict(tensors), dict(tensors)
+    for seed, name in enumerate(name for name in tensors if ".experts." in name):
+        packed, wide[name] = pack(*draw_nvfp4(*narrow.pop(name).shape, seed), tool)
+        narrow |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in packed.items()}
+    return narrow, wide
+
+
+@each_value(tool=list(TOOLS), rows=[FEW, MANY], ranks=[1, 2])
+def test_experts_in_nvfp4(tool: str, rows: int, ranks: int) -> None:
+    shape, scheme = replace(SHAPE, width=128), Nvfp4Scheme(tool)
+    narrow, wide = in_nvfp4(halved(draw(shape)), tool)
+    x, total = inputs(rows), torch.zeros(rows, shape.hidden)
+    for rank in range(ranks):
+        build = replace(MAKE, weight_format=Nvfp4Format(scheme, CudaProducts()))
+        build = replace(build, group=Imagined(rank, ranks)) if ranks > 1 else build
+        source, share = Nvfp4Source(Named(narrow, build), scheme), share_of(build.group, shape.width)
+        experts = build.weight_format.experts(source, shape, share, NAMES)
+        assert isinstance(experts, cuda_experts.CudaExperts) and experts.four_bits == "nvfp4"
+        total += experts(norm_of(wide, shape), x, None).cpu().float()
+    assert error(total, expected(x.cpu(), wide, shape)) < 3e-3
+
+
+def test_experts_are_rounded_to_nvfp4() -> None:
+    tensors, x = halved(draw(SHAPE)), inputs(FEW)
+    wide = tensors | {
+        name: Nvfp4Weight.of(tensor).widen(torch.float32) for name, tensor in tensors.items() if ".experts." in name
+    }
+    rounding = Nvfp4Format(Nvfp4Scheme("modelopt"), CudaProducts(), rounds=True)
+    experts = load(tensors, build=replace(MAKE, weight_format=rounding))
+    assert error(experts(norm_of(tensors), x, None), expected(x.cpu(), wide, SHAPE)) < 3e-3
 
 
 GPT_OSS = replace(SHAPE, hidden=96, width=160, activation="clamped_swish", bias=True)

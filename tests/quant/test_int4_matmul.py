@@ -13,7 +13,7 @@ from roseinfer.quant.base import NO_EPILOGUE, Epilogue
 from roseinfer.quant.int4_format import CudaProducts
 from roseinfer.quant.int4_weight import Int4Weight
 from tests.helpers.cases import pairwise
-from tests.helpers.int4 import int4_weight
+from tests.helpers.int4 import NVFP4, four_bits
 from tests.helpers.interpreter import hurry
 from tests.helpers.weights import BUILD, Named
 
@@ -66,9 +66,9 @@ def assert_near(out, expected):
     assert out.shape == expected.shape and error < TOLERANCE, error
 
 
-@pairwise(rows=ROWS, group=[32, 256], symmetric=[False, True], biased=[False, True])
+@pairwise(rows=ROWS, group=[NVFP4, 32, 256], symmetric=[False, True], biased=[False, True])
 def test_products(rows, group, symmetric, biased):
-    weight = int4_weight(OUT, WIDTH, group, symmetric=symmetric, device=DEVICE)
+    weight = four_bits(OUT, WIDTH, group, symmetric=symmetric, device=DEVICE)
     bias, x = draw(OUT) if biased else None, draw(rows, WIDTH)
     expected = exact(x, weight, bias=bias)
     matmul = product(weight, bias)
@@ -83,7 +83,7 @@ def test_products(rows, group, symmetric, biased):
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_gate_after_a_norm_with_permuted_inputs(rows):
-    weight, bias, inputs = int4_weight(OUT, WIDTH, 64, device=DEVICE), draw(OUT), torch.randperm(WIDTH, device=DEVICE)
+    weight, bias, inputs = four_bits(OUT, WIDTH, 64, device=DEVICE), draw(OUT), torch.randperm(WIDTH, device=DEVICE)
     norm, x = rms_norm(), draw(rows, WIDTH)
     wide = F.rms_norm(x.double(), (WIDTH,), norm.weight.double(), norm.eps)[:, inputs]
     matmul = product(weight, bias, SILU, inputs)
@@ -93,10 +93,10 @@ def test_gate_after_a_norm_with_permuted_inputs(rows):
 
 def test_unsupported_weights():
     for weight, named in (
-        (int4_weight(OUT, 36, 36), "8 does not divide 36"),
-        (Int4Weight(int4_weight(OUT, 64, 64).codes, torch.full((OUT, 1), 1e6), None), "range of float16"),
-        (Int4Weight(int4_weight(OUT, 64, 64).codes, torch.full((OUT, 1), 1e-9), None), "range of float16"),
-        (Int4Weight(int4_weight(OUT, 64, 64).codes, torch.full((OUT, 1), 1e4), None), "range of float16"),
+        (four_bits(OUT, 36, 36), "8 does not divide 36"),
+        (Int4Weight(four_bits(OUT, 64, 64).codes, torch.full((OUT, 1), 1e6), None), "range of float16"),
+        (Int4Weight(four_bits(OUT, 64, 64).codes, torch.full((OUT, 1), 1e-9), None), "range of float16"),
+        (Int4Weight(four_bits(OUT, 64, 64).codes, torch.full((OUT, 1), 1e4), None), "range of float16"),
     ):
         with pytest.raises(UnsupportedModelError, match=named):
             product(weight)
@@ -104,10 +104,11 @@ def test_unsupported_weights():
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 128])
-def test_a_graph_has_the_results_of_single_launches(rows):
+@pytest.mark.parametrize("groups", [(64, 128), (NVFP4, NVFP4)])
+def test_a_graph_has_the_results_of_single_launches(rows, groups):
     """Both products of a feed-forward block: each kernel may start while the one before ends."""
-    norm, gate = rms_norm(), product(int4_weight(2 * WIDTH, WIDTH, 64, device=DEVICE), None, SILU)
-    down = product(int4_weight(WIDTH, WIDTH, 128, device=DEVICE))
+    norm, gate = rms_norm(), product(four_bits(2 * WIDTH, WIDTH, groups[0], device=DEVICE), None, SILU)
+    down = product(four_bits(WIDTH, WIDTH, groups[1], device=DEVICE))
 
     def block(x):
         for _ in range(3):
@@ -131,7 +132,7 @@ def test_engines_of_one_process_do_not_disturb_each_other(monkeypatch):
     """A thread of another engine multiplies between the copy of a weight in 16 bits and the product by it."""
     from roseinfer.kernels.linear import int4_product
 
-    first, second = (product(int4_weight(OUT, WIDTH, 64, device=DEVICE)) for _ in range(2))
+    first, second = (product(four_bits(OUT, WIDTH, 64, device=DEVICE)) for _ in range(2))
     x = draw(ROWS[-1], WIDTH)
     expected, real = first(x).clone(), int4_product.widen
 

@@ -14,14 +14,18 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.quant import int4_format
+from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
+from roseinfer.quant.nvfp4_format import Nvfp4Format
+from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.cases import cases
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
 from tests.helpers.int4_files import DISORDERED, MAKERS, Int4Maker, quantise_folder
 from tests.helpers.interpreter import hurry
+from tests.helpers.nvfp4_files import quantise_nvfp4
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -54,11 +58,16 @@ def logits(path: Path, device: str, dtype: str, **options: Any) -> torch.Tensor:
 def check(path: Path) -> None:
     hurry()
     scheme = read_model_spec(path).quantization
-    assert isinstance(scheme, Int4Scheme)
+    kept: WeightFormat
+    if isinstance(scheme, Nvfp4Scheme):
+        kept = Nvfp4Format(scheme, CudaProducts())
+    else:
+        assert isinstance(scheme, Int4Scheme)
+        kept = Int4Format(scheme, CudaProducts())
     expected = logits(path, "cpu", "float32", quantization="floats")
     for dtype, error in MAX_RELATIVE_ERRORS.items():
         # A GPU chooses this format itself.
-        options = {} if ON_GPU else {"weight_format": Int4Format(scheme, CudaProducts())}
+        options = {} if ON_GPU else {"weight_format": kept}
         found = logits(path, "cuda" if ON_GPU else "cpu", dtype, **options)
         errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
         # A few tokens may choose other experts, at near ties.
@@ -79,6 +88,13 @@ def test_a_gpu_keeps_four_bits(tmp_path: Path) -> None:
 def test_checkpoints(tmp_path: Path, maker: Int4Maker) -> None:
     save_reference(make_reference("qwen2", **SIZES), tmp_path)
     quantise_folder(tmp_path, maker)
+    check(tmp_path)
+
+
+@cases("tool", ["modelopt"], exhaustive=["compressed-tensors"])
+def test_nvfp4(tmp_path: Path, tool: str) -> None:
+    save_reference(make_reference("qwen2", **SIZES), tmp_path)
+    quantise_nvfp4(tmp_path, tool)
     check(tmp_path)
 
 

@@ -14,8 +14,8 @@ from roseinfer.quant.nvfp4_scheme import Nvfp4Scheme
 from roseinfer.quant.scheme import QuantScheme
 from roseinfer.quant.select import choose_format, widening_source
 from tests.helpers.int4_files import MAKERS, Tensors, quantise_int4
+from tests.helpers.nvfp4_files import draw, pack
 from tests.helpers.weights import Imagined, Named, build_for
-from tests.quant.test_nvfp4 import draw, pack
 
 pytestmark = pytest.mark.skipif(
     unsupported_reason() is not None, reason=f"int8 is not supported: {unsupported_reason()}"

@@ -13,8 +13,8 @@ import torch
 BLOCK_ELEMENTS = 32
 MAX_SCALE = 255  # stands for NaN
 _BYTES = BLOCK_ELEMENTS // 2
-# Magnitudes, then the same with a sign.
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Of codes 0 to 7; the others have a sign.
+E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _MAX_EXPONENT = 2  # of a magnitude
 
 
@@ -43,7 +43,7 @@ def widen_mxfp4(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
 def e2m1_numbers(codes: torch.Tensor) -> torch.Tensor:
     """Return the numbers of codes, one in a byte, in float32."""
-    table = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=codes.device)
+    table = torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)], device=codes.device)
     return table[codes.int()]
 
 
@@ -56,7 +56,7 @@ def round_mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     exponent = torch.frexp(blocks.abs().amax(-1)).exponent.int() - 1
     scales = (exponent - _MAX_EXPONENT + 127).clamp_(0, MAX_SCALE - 1).to(torch.uint8)
     scaled = blocks / _factors(scales)[..., None]
-    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(_VALUES)], device=weights.device)
+    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1_MAGNITUDES)], device=weights.device)
     codes = torch.bucketize(scaled.abs(), middles).to(torch.uint8) | (scaled < 0).to(torch.uint8) << 3
     return _interleaved(codes).flatten(-2), scales
 

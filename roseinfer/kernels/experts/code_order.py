@@ -5,7 +5,12 @@ A block of 32 columns is four words of 32 bits. From the low bits on, the low ha
 its columns in one word, and widens neighbours together.
 """
 
+import torch
+
 from roseinfer.kernels.common.triton_support import tl, triton
+
+# Kinds of weights in four bits, by the dtype of their scales.
+FOUR_BITS = {torch.uint8: "mxfp4", torch.int32: "int4", torch.int16: "nvfp4"}
 
 
 @triton.jit

@@ -18,8 +18,9 @@ import torch
 
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
-from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, codes_by_columns, widen_mxfp4
+from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, codes_by_columns, e2m1_numbers, widen_mxfp4
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
+from roseinfer.kernels.experts.code_order import FOUR_BITS
 from roseinfer.kernels.experts.few_tokens_configs import FewConfig, choose_few_config
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route import route_reference, router_logits
@@ -29,7 +30,7 @@ from roseinfer.kernels.linear.skinny import SkinnyNorm
 # Above this nearly all experts are read, and programs of one token each would read them repeatedly.
 MAX_TOKENS = 16
 # Columns of a load of 16 bytes.
-_GROUP_COLUMNS = {"none": 8, "channel": 16, "block": 16, "mxfp4": 32, "int4": 32}
+_GROUP_COLUMNS = {"none": 8, "channel": 16, "block": 16, "mxfp4": 32, "int4": 32, "nvfp4": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class ExpertWeights:
     gate_up: [E, 2 * I, H], each expert's gate, then its up. down: [E, H, I]. Both are bfloat16 or float16, or
     float8_e4m3fn with float32 scales to multiply by: [E, 2 * I] and [E, H] (channels), or [E, 2 * I / 128, H / 128] and
     [E, H / 128, I / 128] (blocks; I and H are multiples of 128). In four bits they are as in `Stack`, both alike; I and
-    H are multiples of 32. Biases: [E, 2 * I] and [E, H].
+    H are multiples of 32. Biases, and factors in NVFP4: [E, 2 * I] and [E, H].
     """
 
     gate_up: torch.Tensor
@@ -48,6 +49,8 @@ class ExpertWeights:
     down_scales: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+    gate_up_factors: torch.Tensor | None = None
+    down_factors: torch.Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -56,11 +59,11 @@ class ExpertWeights:
 
     @property
     def scaled(self) -> str:
-        """Unit with a scale of its own: "none", "channel" or "block"; or "mxfp4" or "int4"."""
+        """Unit with a scale of its own: "none", "channel" or "block"; or "mxfp4", "int4" or "nvfp4"."""
         if self.gate_up_scales is None:
             return "none"
         if self.has_four_bits:
-            return "mxfp4" if self.gate_up_scales.dtype is torch.uint8 else "int4"
+            return FOUR_BITS[self.gate_up_scales.dtype]
         return "channel" if self.gate_up_scales.ndim == 2 else "block"
 
     @property
@@ -69,16 +72,19 @@ class ExpertWeights:
 
     def widened(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return gate_up and down themselves in `dtype`."""
-        pairs = (self.gate_up, self.gate_up_scales), (self.down, self.down_scales)
-        gate_up, down = (_widened(weight, scales).to(dtype) for weight, scales in pairs)
-        return gate_up, down
+        gate_up = _widened(self.gate_up, self.gate_up_scales, self.gate_up_factors)
+        return gate_up.to(dtype), _widened(self.down, self.down_scales, self.down_factors).to(dtype)
 
 
-def _widened(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+def _widened(weight: torch.Tensor, scales: torch.Tensor | None, factors: torch.Tensor | None) -> torch.Tensor:
     if scales is None:
         return weight
     if scales.dtype is torch.uint8:
         return widen_mxfp4(weight, scales, torch.float32)
+    if factors is not None:
+        uppers = scales[..., None].view(torch.uint8).to(torch.int16) << 7  # of each half of a block
+        numbers = e2m1_numbers(codes_by_columns(weight)).unflatten(-1, (2, -1)) * uppers.view(torch.float16)[..., None]
+        return numbers.flatten(-3) * (factors[:, :, None] * 2.0**-14)
     if weight.dtype is torch.uint8:
         scale, shift = (
             scales[..., None]
@@ -196,6 +202,7 @@ def experts_few(
         "H": hidden,
         "WIDTH": inner,
         "SCALES": weights.scaled,
+        "GROUP": _GROUP_COLUMNS[weights.scaled],
         "EVICTION": "evict_first" if config.evict_first else "",
         "COMPILED": x.is_cuda,
     } | early_start.options(x.device)
@@ -221,6 +228,7 @@ def experts_few(
         STAGES=cut.stages,
         ACTIVATION=activation,
         HAS_BIAS=weights.gate_up_bias is not None,
+        factors_ptr=weights.gate_up_scales if weights.scaled == "channel" else weights.gate_up_factors,
         num_warps=cut.warps,
         **common,
     )
@@ -244,6 +252,7 @@ def experts_few(
         SCALE_COLUMNS=scale_columns(inner, weights.down_scales),
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=weights.down_bias is not None,
+        factors_ptr=weights.down_scales if weights.scaled == "channel" else weights.down_factors,
         num_warps=cut.warps,
         **common,
     )

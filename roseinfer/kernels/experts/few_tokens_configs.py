@@ -64,7 +64,7 @@ def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: 
     the fastest or within 1% of it; 16 tokens in 16 bits are left to tiles. Other shapes follow the same rule.
     """
     narrow, pairs = scaled != "none", tokens * top_k
-    if scaled in ("mxfp4", "int4"):
+    if scaled in ("mxfp4", "int4", "nvfp4"):
         gate_up = _four_bit_gate_up(pairs, hidden, width, scaled)
         return FewConfig(gate_up, _four_bit_down(top_k, width), evict_first=True)
     block_n, widest = _BLOCK_N[narrow]
@@ -105,7 +105,7 @@ def _four_bit_gate_up(pairs: int, hidden: int, width: int, scaled: str) -> GateU
     smaller block of columns empty.
     """
     across = min(1024, max(512, next_power_of_2(hidden)))
-    if scaled == "int4":
+    if scaled != "mxfp4":
         return GateUpConfig(_INT4_BLOCK_N, 1, block_k=across, lanes=8)
     slices = cdiv(width, _MXFP4_BLOCK_N)
     tiles = _divisor(slices, min(_MAX_MXFP4_TILES, pairs * slices // _MXFP4_PROGRAMS))

@@ -2,16 +2,19 @@
 
 A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
 float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`), or 32 in four bits. Those of MXFP4 become twice 16
-in FP8, those of int4 are multiplied as float16 (`int4_weights`). The place is the last dimension of tensors. Of the
-other dimensions, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have work.
+in FP8, those of int4 and NVFP4 are multiplied as float16 (`int4_weights`). The place is the last dimension of tensors.
+Of the other dimensions, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have
+work.
 
-SCALE_COLUMNS: columns in four bits that share a scale.
+GROUP: columns of such a load. SCALE_COLUMNS: columns in four bits that share a scale, or in NVFP4 a word of them.
+factors_ptr: scales by channel, or factors of rows in NVFP4.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.int4_weights import multiply_blocks, prepare_blocks
 from roseinfer.kernels.experts.logit_order import expert_at, first_experts
 from roseinfer.kernels.experts.mxfp4_weights import fp8_codes, fp8_factors
+from roseinfer.kernels.experts.nvfp4_weights import multiply_e2m1_blocks
 from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow
 
@@ -53,8 +56,8 @@ def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
 @triton.jit
 def _prepared_32(low, high, later_low, later_high, SCALES: tl.constexpr, COMPILED: tl.constexpr):
     """Return the factors for `_products` of 32 columns."""
-    if SCALES == "int4":
-        return prepare_blocks(low, high, later_low, later_high, COMPILED)
+    if SCALES == "int4" or SCALES == "nvfp4":
+        return prepare_blocks(low, high, later_low, later_high, SCALES == "nvfp4", COMPILED)
     else:
         return narrow(low, high, COMPILED, True) + narrow(later_low, later_high, COMPILED, True)
 
@@ -64,6 +67,8 @@ def _products(w, x, factors, GROUP: tl.constexpr, SCALES: tl.constexpr, COMPILED
     """Return the sums over each group times `factors`, float32."""
     if SCALES == "int4":
         return multiply_blocks(w, factors, x, COMPILED)
+    elif SCALES == "nvfp4":
+        return multiply_e2m1_blocks(w, factors, x, COMPILED)
     elif GROUP == 32:
         low, high = fp8_codes(w, COMPILED)
         return (multiply(low, x[0], x[1], COMPILED) * x[2] + multiply(high, x[3], x[4], COMPILED) * x[5]) * factors
@@ -140,9 +145,11 @@ def gate_up_kernel(
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    factors_ptr=None,
 ):
     """Compute, in program (p, i), BLOCK_N * TILES outputs for token p // PLACES and its expert at place p % PLACES.
 
@@ -154,7 +161,6 @@ def gate_up_kernel(
     x is older than the logits: their kernel lets this one start when all earlier kernels are done. So x is read before
     the wait. The load bypasses the L1 cache, which may hold older data.
     """
-    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" or SCALES == "int4" else 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
     MASKED: tl.constexpr = H % BLOCK_K != 0
     FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups per lane
@@ -215,10 +221,10 @@ def gate_up_kernel(
             sums += _products(w, xs[chunk], factors, GROUP, SCALES, COMPILED)
         sums = tl.reshape(tl.permute(sums, (3, 1, 0, 2)), [FAR_ROWS, NEAR_ROWS, LANES * FAR])
         result = tl.reshape(tl.sum(sums, 2), [2 * BLOCK_N]) * rstd
-        if SCALES == "channel":
+        if factors_ptr is not None:
             of_row = tl.arange(0, 2 * BLOCK_N)
             of_row = tl.minimum(first + of_row % BLOCK_N, WIDTH - 1) + of_row // BLOCK_N * WIDTH
-            result *= tl.load(scales_ptr + expert * (2 * WIDTH) + of_row)
+            result *= tl.load(factors_ptr + expert * (2 * WIDTH) + of_row)
         if HAS_BIAS:
             of_row = tl.arange(0, 2 * BLOCK_N)
             of_row = tl.minimum(first + of_row % BLOCK_N, WIDTH - 1) + of_row // BLOCK_N * WIDTH
@@ -233,16 +239,14 @@ def gate_up_kernel(
 def _scales_of(
     scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr, SCALE_COLUMNS: tl.constexpr
 ):
-    """Return pointers to the scales of rows n, which share a block, of experts [places]: the row's, or its first."""
+    """Return pointers to the first scales of groups of rows n, which share a block, of experts [places]."""
     experts = experts.to(tl.int64)[None, :, None]
-    if SCALES == "none":
+    if SCALES == "none" or SCALES == "channel":
         return 0
-    elif SCALES == "mxfp4" or SCALES == "int4":
-        return scales_ptr + (experts * H + n[None, None, :]) * (WIDTH // SCALE_COLUMNS)
     elif SCALES == "block":
         return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
     else:
-        return scales_ptr + experts * H + n[None, None, :]
+        return scales_ptr + (experts * H + n[None, None, :]) * (WIDTH // SCALE_COLUMNS)
 
 
 @triton.jit
@@ -298,17 +302,17 @@ def _down_rows(experts, n, H: tl.constexpr):
 def _read_ahead(
     w_ptr, scales, rows, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr,
-    SCALE_COLUMNS: tl.constexpr, COMPILED: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, COMPILED: tl.constexpr, factors_ptr,
 ):  # fmt: skip
     """Load the first AHEAD chunks of columns of rows [1, places, rows], of which TOP_K places are read, and the rows'
-    scales.
+    factors.
     """
     ahead = ()
     for chunk in tl.static_range(AHEAD):
         ahead += (_read_down(
             w_ptr, scales, rows, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED,
         ),)  # fmt: skip
-    return ahead, tl.load(scales) if SCALES == "channel" else 1.0
+    return ahead, tl.load(factors_ptr + rows) if factors_ptr is not None else 1.0
 
 
 @triton.jit
@@ -322,7 +326,7 @@ def _down_sums(
     x_rows += (tl.arange(0, K_PAD) * WIDTH)[None, :, None]
     shares = shares[None, :, None, None]
     sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
-    chunks, row_scales = ahead
+    chunks, row_factors = ahead
     for chunk in tl.static_range(AHEAD):
         x = _read_hidden(x_rows, shares, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, SCALES, COMPILED)
         sums += _products(chunks[chunk][0], x, chunks[chunk][1], GROUP, SCALES, COMPILED)
@@ -332,7 +336,7 @@ def _down_sums(
             w_ptr, scales, rows, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED
         )
         sums += _products(w, x, factors, GROUP, SCALES, COMPILED)
-    return tl.sum(tl.sum(sums * row_scales, 0), 0)
+    return tl.sum(tl.sum(sums * row_factors, 0), 0)
 
 
 @triton.jit
@@ -362,9 +366,11 @@ def down_kernel(
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    factors_ptr=None,
 ):
     """Compute, in program (t, i), token t's outputs i * BLOCK_N and following over all of its experts.
 
@@ -372,7 +378,6 @@ def down_kernel(
     once the logits are there. So the first AHEAD chunks of columns are read before the wait. SHARED: expert E follows
     the chosen ones, its share is the sigmoid of its logit; SHARED_BLOCK_K of its columns are taken at a time.
     """
-    GROUP: tl.constexpr = 32 if SCALES == "mxfp4" or SCALES == "int4" else 16 if SCALES != "none" else 8
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
@@ -385,14 +390,15 @@ def down_kernel(
         shared_scales = _scales_of(scales_ptr, only, n, H, WIDTH, SCALES, SCALE_COLUMNS)
         shared_ahead = _read_ahead(
             w_ptr, shared_scales, shared_rows, 1, 1, WIDTH, SHARED_BLOCK_K, 1, GROUP, EVICTION, SCALES, SCALE_COLUMNS,
-            COMPILED,
+            COMPILED, factors_ptr,
         )  # fmt: skip
     experts, shares = first_experts(logits, E, E_PAD, TOP_K, K_PAD, RENORMALISE)
     rows = _down_rows(experts, n, H)
     scales = _scales_of(scales_ptr, experts, n, H, WIDTH, SCALES, SCALE_COLUMNS)
     ahead = _read_ahead(
-        w_ptr, scales, rows, TOP_K, K_PAD, WIDTH, BLOCK_K, AHEAD, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED
-    )
+        w_ptr, scales, rows, TOP_K, K_PAD, WIDTH, BLOCK_K, AHEAD, GROUP, EVICTION, SCALES, SCALE_COLUMNS, COMPILED,
+        factors_ptr,
+    )  # fmt: skip
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     x_rows = hidden_ptr + token * ((TOP_K + SHARED) * WIDTH)

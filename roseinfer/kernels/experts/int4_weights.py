@@ -60,14 +60,20 @@ def _pairs(eight):
 
 
 @triton.jit
-def prepare_blocks(a, b, c, d, COMPILED: tl.constexpr):
-    """Prepare blocks of x for `multiply_blocks`. a to d: eight columns each, [A, B, C, 8] float32."""
+def prepare_blocks(a, b, c, d, E2M1: tl.constexpr, COMPILED: tl.constexpr):
+    """Prepare blocks of x for `multiply_blocks`, or for `multiply_e2m1_blocks`.
+
+    a to d: eight columns each, [A, B, C, 8] float32.
+    """
     largest = tl.maximum(tl.max(tl.abs(a), 3), tl.max(tl.abs(b), 3))
     largest = tl.maximum(largest, tl.maximum(tl.max(tl.abs(c), 3), tl.max(tl.abs(d), 3)))
     largest = tl.maximum(largest, 1e-30)
     sums = tl.sum(a, 3) + tl.sum(b, 3) + tl.sum(c, 3) + tl.sum(d, 3)
     factor = 32768.0 / largest[:, :, :, None]
-    sixteenth = 0.0625 * factor  # of the codes that are 16 times as large
+    if E2M1:
+        sixteenth, largest = factor, largest * 0.000030517578125  # 2^-15
+    else:
+        sixteenth, largest = 0.0625 * factor, largest * 512.0  # of codes 16 times as large; 2^24 / 2^15
     a, b, c, d = a * factor, b * factor, c * sixteenth, d * sixteenth
     if COMPILED:
         x0, x1, x2, x3 = _pairs(a), _pairs(c), _pairs(b), _pairs(d)
@@ -75,7 +81,7 @@ def prepare_blocks(a, b, c, d, COMPILED: tl.constexpr):
         x0 = tl.reshape(tl.join(a, b), [a.shape[0], a.shape[1], a.shape[2], 16]).to(tl.float16)
         x1 = tl.reshape(tl.join(c, d), [a.shape[0], a.shape[1], a.shape[2], 16]).to(tl.float16)
         x2, x3 = x0, x1
-    return x0, x1, x2, x3, largest * 512.0, sums  # 2^24 / 2^15
+    return x0, x1, x2, x3, largest, sums
 
 
 @triton.jit

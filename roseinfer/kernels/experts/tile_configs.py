@@ -75,7 +75,7 @@ def choose_experts_config(
 ) -> ExpertsConfig:
     """Return the config for `tokens` tokens that each choose `top_k` of `experts` experts of `width`.
 
-    codes: weights are in FP8; four_bits: "mxfp4" or "int4"; else in 16 bits.
+    codes: weights are in FP8; four_bits: "mxfp4", "int4" or "nvfp4"; else in 16 bits.
     """
     rows = tokens * top_k / experts
     if four_bits:

@@ -5,8 +5,9 @@ matrix units (`WEIGHT_FIRST`), so that they do not leave them idle. A tile may e
 are computed and not written.
 
 SCALES: "none" for weights in 16 bits. With codes of 8 bits both factors are codes. Each row of the input has a scale
-for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel"). "mxfp4"
-and "int4": the weight has four bits, which are widened to the input's 16. GROUP: columns in int4 that share a scale.
+for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel"). "mxfp4",
+"int4" and "nvfp4": the weight has four bits, which are widened to the input's 16. GROUP: columns in four bits that
+share a scale, or in NVFP4 a word of them; else 0. factors_ptr: scales by channel, or factors of rows in NVFP4.
 """
 
 from roseinfer.kernels.common.matrix_units import end_products
@@ -14,6 +15,7 @@ from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.int4_weights import read_scales
 from roseinfer.kernels.experts.int4_weights import widened as widened_int4
 from roseinfer.kernels.experts.mxfp4_weights import widened
+from roseinfer.kernels.experts.nvfp4_weights import widened_nvfp4
 from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
 
@@ -33,15 +35,15 @@ def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.const
 
 
 @triton.jit
-def _mxfp4_scales(
+def _early_scales(
     scales_ptr, row, k, rows, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALES: tl.constexpr
 ):
-    """Return the scales in MXFP4 of a block from row `row` and column k on, 0 for other kinds. rows: left of the
-    expert's.
+    """Return the scales in MXFP4 or NVFP4 of a block from row `row` and column k on, 0 for other kinds. rows: left of
+    the expert's.
 
-    Bytes are too small for the copy engine, so they are loaded a turn ahead.
+    They are too small for the copy engine, so they are loaded a turn ahead.
     """
-    if SCALES == "mxfp4":
+    if SCALES == "mxfp4" or SCALES == "nvfp4":
         n, group = tl.arange(0, BLOCK_N), k // 32 + tl.arange(0, BLOCK_K // 32)
         inside = (n < rows)[:, None] & (group < K // 32)[None, :]
         return tl.load(scales_ptr + (row + n)[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
@@ -55,10 +57,12 @@ def _read_w(
     BLOCK_K: tl.constexpr, SCALES: tl.constexpr, DTYPE: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Return a block of the weight as `_add_product` takes it, from row `row` and column k on. scales: the block's of
-    `_mxfp4_scales`. rows: left of the expert's.
+    `_early_scales`. rows: left of the expert's.
     """
     if SCALES == "mxfp4":
         return widened(w_blocks.load([row, k // 8]), scales, DTYPE, COMPILED)
+    elif SCALES == "nvfp4":
+        return widened_nvfp4(w_blocks.load([row, k // 8]), scales, DTYPE, COMPILED)
     elif SCALES == "int4":
         n = row + tl.minimum(tl.arange(0, BLOCK_N), rows - 1)
         both = read_scales(scales_ptr, n, k, K, GROUP, BLOCK_K)
@@ -77,12 +81,12 @@ def _of_block(scales_ptr, row, step, BLOCK_K: tl.constexpr, K: tl.constexpr, SCA
 
 
 @triton.jit
-def _rows_first(sums, scales_ptr, outs, inside, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
-    """Return the sums of a tile as [rows of x, outputs], times the scale of each output if it has one."""
+def _rows_first(sums, factors_ptr, outs, inside, WEIGHT_FIRST: tl.constexpr):
+    """Return the sums of a tile as [rows of x, outputs], times the factor of each output if it has one."""
     if WEIGHT_FIRST:
         sums = tl.trans(sums)
-    if SCALES == "channel":
-        sums *= tl.load(scales_ptr + outs, mask=inside, other=0.0)[None, :]
+    if factors_ptr is not None:
+        sums *= tl.load(factors_ptr + outs, mask=inside, other=0.0)[None, :]
     return sums
 
 
@@ -126,6 +130,7 @@ def gate_up_kernel(
     HALVES: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    factors_ptr=None,
 ):
     """Compute h = activation(x @ gate.T) * (x @ up.T), rows in the order of `pairs`.
 
@@ -143,12 +148,14 @@ def gate_up_kernel(
                 x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end,
                 first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, GROUP, BLOCK_M // 2, BLOCK_N, BLOCK_K,
                 STAGES, SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
+                factors_ptr,
             )  # fmt: skip
         else:
             _gate_up_tile(
                 x, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end,
                 first_n, x_stride, x_scale_stride, h_scale_stride, TOP_K, N, K, GROUP, BLOCK_M, BLOCK_N, BLOCK_K,
                 STAGES, SCALES, ACTIVATION, HAS_BIAS, WEIGHT_FIRST, GATHER, COMPILED, OVERLAP,
+                factors_ptr,
             )  # fmt: skip
 
 
@@ -158,7 +165,7 @@ def _gate_up_tile(
     x_stride, x_scale_stride, h_scale_stride, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     SCALES: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
-    GATHER: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
+    GATHER: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr, factors_ptr,
 ):  # fmt: skip
     row = first + tl.arange(0, BLOCK_M)
     there = row < end
@@ -172,10 +179,10 @@ def _gate_up_tile(
     WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
     gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
     left = N - first_n
-    gate_scales = _mxfp4_scales(w_scales_ptr, gate_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
-    up_scales = _mxfp4_scales(w_scales_ptr, up_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
+    gate_scales = _early_scales(w_scales_ptr, gate_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
+    up_scales = _early_scales(w_scales_ptr, up_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
     for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
-        if COMPILED and WEIGHT_FIRST and (SCALES == "mxfp4" or SCALES == "int4"):
+        if COMPILED and WEIGHT_FIRST and GROUP > 0:
             end_products()
         k = step * BLOCK_K
         if GATHER:
@@ -193,8 +200,8 @@ def _gate_up_tile(
         up_w = _read_w(
             w_blocks, w_scales_ptr, up_scales, up_row, k, left, K, GROUP, BLOCK_N, BLOCK_K, SCALES, rows.dtype, COMPILED
         )
-        gate_scales = _mxfp4_scales(w_scales_ptr, gate_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
-        up_scales = _mxfp4_scales(w_scales_ptr, up_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
+        gate_scales = _early_scales(w_scales_ptr, gate_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
+        up_scales = _early_scales(w_scales_ptr, up_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
         scale = 1.0
         if SCALES == "channel" or SCALES == "block":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
@@ -206,8 +213,8 @@ def _gate_up_tile(
         tl.extra.cuda.gdc_launch_dependents()  # not earlier: successors would take the room of the many programs
     n = first_n + tl.arange(0, BLOCK_N)
     inside = n < N
-    gate = _rows_first(gate, w_scales_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST)
-    up = _rows_first(up, w_scales_ptr, expert * (2 * N) + N + n, inside, SCALES, WEIGHT_FIRST)
+    gate = _rows_first(gate, factors_ptr, expert * (2 * N) + n, inside, WEIGHT_FIRST)
+    up = _rows_first(up, factors_ptr, expert * (2 * N) + N + n, inside, WEIGHT_FIRST)
     if HAS_BIAS:
         bias = bias_ptr + expert * (2 * N) + n
         gate += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -248,6 +255,7 @@ def down_kernel(
     HALVES: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    factors_ptr=None,
 ):
     """Compute out = weight * (x @ down.T), x sorted, out and weights in the order of tokens; programs as above."""
     if OVERLAP:
@@ -258,13 +266,13 @@ def down_kernel(
             _down_tile(
                 half_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert,
                 first, end, first_n, x_scale_stride, N, K, GROUP, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES,
-                HAS_BIAS, WEIGHT_FIRST, COMPILED, OVERLAP,
+                HAS_BIAS, WEIGHT_FIRST, COMPILED, OVERLAP, factors_ptr,
             )  # fmt: skip
         else:
             _down_tile(
                 x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert,
                 first, end, first_n, x_scale_stride, N, K, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES,
-                HAS_BIAS, WEIGHT_FIRST, COMPILED, OVERLAP,
+                HAS_BIAS, WEIGHT_FIRST, COMPILED, OVERLAP, factors_ptr,
             )  # fmt: skip
 
 
@@ -273,7 +281,7 @@ def _down_tile(
     x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, bias_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
     first_n, x_scale_stride, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr, factors_ptr,
 ):  # fmt: skip
     row = first + tl.arange(0, BLOCK_M)
     there = row < end
@@ -282,16 +290,16 @@ def _down_tile(
     WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     left = N - first_n
-    scales = _mxfp4_scales(w_scales_ptr, w_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
+    scales = _early_scales(w_scales_ptr, w_row, 0, left, K, BLOCK_N, BLOCK_K, SCALES)
     for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
-        if COMPILED and WEIGHT_FIRST and (SCALES == "mxfp4" or SCALES == "int4"):
+        if COMPILED and WEIGHT_FIRST and GROUP > 0:
             end_products()
         k = step * BLOCK_K
         x = x_blocks.load([first, k])
         w = _read_w(
             w_blocks, w_scales_ptr, scales, w_row, k, left, K, GROUP, BLOCK_N, BLOCK_K, SCALES, x.dtype, COMPILED
         )
-        scales = _mxfp4_scales(w_scales_ptr, w_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
+        scales = _early_scales(w_scales_ptr, w_row, k + BLOCK_K, left, K, BLOCK_N, BLOCK_K, SCALES)
         scale = 1.0
         if SCALES == "channel" or SCALES == "block":
             scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)
@@ -301,7 +309,7 @@ def _down_tile(
         tl.extra.cuda.gdc_launch_dependents()
     n = first_n + tl.arange(0, BLOCK_N)
     inside = n < N
-    sums = _rows_first(sums, w_scales_ptr, expert * N + n, inside, SCALES, WEIGHT_FIRST)
+    sums = _rows_first(sums, factors_ptr, expert * N + n, inside, WEIGHT_FIRST)
     if HAS_BIAS:
         sums += tl.load(bias_ptr + expert * N + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     pair = tl.load(pairs_ptr + row, mask=there, other=0)

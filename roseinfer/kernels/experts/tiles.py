@@ -14,6 +14,7 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
 from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor
+from roseinfer.kernels.experts.code_order import FOUR_BITS
 from roseinfer.kernels.experts.pair_order import Order
 from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig
 from roseinfer.kernels.experts.tile_kernels import down_kernel, gate_up_kernel, spread_kernel, sum_kernel
@@ -35,19 +36,21 @@ class Stack(NamedTuple):
     float32, contiguous: [E, N] or [E, N / 128, K / 128] for codes; else None. K is a multiple of 8; with codes, of 128,
     as is N if blocks have scales. Four bits are uint8 [E, N, K / 2] in the order of `mxfp4_codes`, with K a multiple of
     32. In MXFP4 scales are uint8 [E, N, K / 32], and in int4 words of a scale and a shift, int32 [E, N, K / group], for
-    groups of 32, 64, 128 or K columns. bias: [E, N], contiguous.
+    groups of 32, 64, 128 or K columns. In NVFP4 they are words of `nvfp4_weights`, int16 [E, N, K / 32], with float32
+    factors [E, N] of rows. bias: [E, N], contiguous.
     """
 
     weights: torch.Tensor
     scales: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
 
     @property
     def scaled_by(self) -> str:
         if self.scales is None:
             return "none"
         if self.has_four_bits:
-            return "mxfp4" if self.scales.dtype is torch.uint8 else "int4"
+            return FOUR_BITS[self.scales.dtype]
         return "block" if self.scales.ndim == 3 else "channel"
 
     @property
@@ -66,8 +69,13 @@ class Stack(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Number of columns in four bits that share a scale; 0 for other matrices."""
+        """Number of columns in four bits that share a scale, or in NVFP4 a word of scales; 0 for other matrices."""
         return self.columns // self.scales.shape[2] if self.has_four_bits and self.scales is not None else 0
+
+    @property
+    def row_factors(self) -> torch.Tensor | None:
+        """Factors [E, N] of results."""
+        return self.scales if self.scaled_by == "channel" else self.factors
 
     def blocks(self, cut: ProductConfig) -> object:
         """Return a descriptor for the copy engine."""
@@ -127,6 +135,7 @@ def gate_up_product(
         GATHER=not config.spread,
         HALVES=config.halves,
         COMPILED=codes.is_cuda,
+        factors_ptr=gate_up.row_factors,
         num_warps=cut.warps,
         **early_start.options(codes.device),
     )
@@ -176,6 +185,7 @@ def down_product(
         WEIGHT_FIRST=config.weight_first,
         HALVES=config.halves,
         COMPILED=codes.is_cuda,
+        factors_ptr=down.row_factors,
         num_warps=cut.warps,
         **early_start.options(codes.device),
     )

@@ -11,23 +11,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.common.triton_support import cdiv, tl, triton
+from roseinfer.kernels.common.triton_support import tl, triton
 
 BLOCK_COLUMNS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
-    """Matrix scale * (code - 8) + shift [N, columns] in the order of the kernels.
+    """Matrix scale * (code - 8) + shift [N, columns] in the order of the kernels, or one of `nvfp4_codes`.
 
     codes: [N, padded / 8] int32, where `padded` is `columns` rounded up to a multiple of 128. scales: int32 [padded /
     group, N], a scale in float16 in the low half, a shift in the high one. group: 32, 64, or a multiple of 128 that
-    divides `padded`.
+    divides `padded`. factors: only of NVFP4, whose `scales` have four in a word.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     columns: int
+    factors: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,6 +42,7 @@ class PackedInt4:
 
     @property
     def group(self) -> int:
+        """Number of columns that share a word of scales."""
         return self.padded // len(self.scales)
 
 
@@ -49,16 +51,20 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, shifts: torch.Tensor) -> Pac
 
     codes: [N, K / 2] uint8, the even column in the low bits; K is even. scales, shifts: [N, K / group] float16.
     """
-    rows, columns = len(codes), 2 * codes.shape[1]
-    padded = cdiv(columns, BLOCK_COLUMNS) * BLOCK_COLUMNS
-    words = F.pad(codes, (0, (padded - columns) // 2)).view(rows, -1, 4, 4, 4).transpose(2, 3)  # block, t, j, byte
-    low, high = words & 15, words >> 4
-    low, high = (half[..., ::2] | half[..., 1::2] << 4 for half in (low, high))
-    packed = torch.cat((low, high), -1).contiguous().view(torch.int32).view(rows, -1)
+    rows, columns, packed = len(codes), 2 * codes.shape[1], in_order(codes)
     both = torch.stack((scales, shifts), 2).view(torch.int32)[:, :, 0]
     if scales.shape[1] > 1:
-        both = F.pad(both, (0, (padded - columns) * scales.shape[1] // columns))
+        both = F.pad(both, (0, (8 * packed.shape[1] - columns) * scales.shape[1] // columns))
     return PackedInt4(packed, both.t().reshape(-1).view(-1, rows), columns)  # a single group's strides, too
+
+
+def in_order(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes [N, K / 2] uint8 as `PackedInt4.codes`."""
+    rows, missing = len(codes), -2 * codes.shape[1] % BLOCK_COLUMNS
+    words = F.pad(codes, (0, missing // 2)).view(rows, -1, 4, 4, 4).transpose(2, 3)  # block, t, j, byte
+    low, high = words & 15, words >> 4
+    low, high = (half[..., ::2] | half[..., 1::2] << 4 for half in (low, high))
+    return torch.cat((low, high), -1).contiguous().view(torch.int32).view(rows, -1)
 
 
 def _assembly(kind: str, bits: int, one: int, zero: int) -> str:
@@ -103,28 +109,32 @@ def _pairs_of_words(codes, scales, shifts, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def widened(codes, both, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
-    """Return the numbers [N, K] of DTYPE, bfloat16 or float16, of codes [N, K / 2] uint8.
+def int4_halves(codes, both, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
+    """Return columns 0 to 3 and 4 to 7 of the words of `codes` in DTYPE: [N, blocks, t, j, column] each.
 
-    both: words of `PackedInt4.scales`, [N, K / 128, J] for J = 4 or 1 groups in 128 columns. Without COMPILED, for the
-    interpreter, DTYPE may be any.
+    codes: [N, blocks, t, j, byte] uint8. both: words of `PackedInt4.scales`, [N, blocks, J] for J = 4 or 1 groups in
+    128 columns. Without COMPILED, for the interpreter, DTYPE may be any.
     """
-    N: tl.constexpr = codes.shape[0]
-    BLOCKS: tl.constexpr = both.shape[1]
     scales, shifts = scales_and_shifts(both)
-    scales = tl.broadcast_to(scales.to(DTYPE)[:, :, None, :, None], [N, BLOCKS, 4, 4, 4])
-    shifts = tl.broadcast_to(shifts.to(DTYPE)[:, :, None, :, None], [N, BLOCKS, 4, 4, 4])
-    codes = tl.reshape(codes, [N, BLOCKS, 4, 4, 4])
+    scales = tl.broadcast_to(scales.to(DTYPE)[:, :, None, :, None], codes.shape)
+    shifts = tl.broadcast_to(shifts.to(DTYPE)[:, :, None, :, None], codes.shape)
     if COMPILED:
         ASSEMBLY: tl.constexpr = WIDEN_BFLOAT16 if tl.bfloat16 == DTYPE else WIDEN_FLOAT16
-        low, high = _pairs_of_words(codes, scales, shifts, ASSEMBLY)
+        return _pairs_of_words(codes, scales, shifts, ASSEMBLY)
     else:
-        # Bytes 0 and 1 have the even columns of four each, and bytes 2 and 3 the odd ones.
-        low, high = ((codes & 15).to(tl.float32) - 8.0), ((codes >> 4).to(tl.float32) - 8.0)
-        low, high = tl.reshape(low, [N, BLOCKS, 4, 4, 2, 2]), tl.reshape(high, [N, BLOCKS, 4, 4, 2, 2])
-        columns = tl.permute(tl.join(low, high), (0, 1, 2, 3, 5, 6, 4))  # half of eight, pair, column of the pair
-        low, high = tl.split(tl.permute(columns, (0, 1, 2, 3, 5, 6, 4)))
-        low, high = tl.reshape(low, [N, BLOCKS, 4, 4, 4]), tl.reshape(high, [N, BLOCKS, 4, 4, 4])
-        low, high = (low * scales + shifts).to(DTYPE), (high * scales + shifts).to(DTYPE)
-    numbers = tl.permute(tl.join(low, high), (0, 1, 3, 2, 5, 4))  # block, j, t, half of eight, column
-    return tl.reshape(numbers, [N, BLOCKS * 128])
+        low, high = halves_of_bytes((codes & 15).to(tl.float32) - 8.0, (codes >> 4).to(tl.float32) - 8.0)
+        return (low * scales + shifts).to(DTYPE), (high * scales + shifts).to(DTYPE)
+
+
+@triton.jit
+def halves_of_bytes(low, high):
+    """Return columns 0 to 3 and 4 to 7 of words [.., column], of the numbers in their bytes' low and high bits.
+
+    Bytes 0 and 1 have the even columns of four each, and bytes 2 and 3 the odd ones.
+    """
+    N: tl.constexpr = low.shape[0]
+    BLOCKS: tl.constexpr = low.shape[1]
+    low, high = tl.reshape(low, [N, BLOCKS, 4, 4, 2, 2]), tl.reshape(high, [N, BLOCKS, 4, 4, 2, 2])
+    columns = tl.permute(tl.join(low, high), (0, 1, 2, 3, 5, 6, 4))  # half of eight, pair, column of the pair
+    low, high = tl.split(tl.permute(columns, (0, 1, 2, 3, 5, 6, 4)))
+    return tl.reshape(low, [N, BLOCKS, 4, 4, 4]), tl.reshape(high, [N, BLOCKS, 4, 4, 4])

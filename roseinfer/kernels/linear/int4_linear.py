@@ -31,9 +31,9 @@ def pays(rows: int, weight: PackedInt4, gated: bool) -> bool:
 
 
 def _choose(rows: int, weight: PackedInt4, gated: bool) -> Int4Config | None:
-    return choose_int4_config(
-        next_power_of_2(rows), len(weight.codes), weight.padded, gated, direct=HAS_GLUON and weight.codes.is_cuda
-    )
+    direct, nvfp4 = HAS_GLUON and weight.codes.is_cuda, weight.factors is not None
+    bucket = next_power_of_2(rows)
+    return choose_int4_config(bucket, len(weight.codes), weight.padded, gated, nvfp4=nvfp4, direct=direct)
 
 
 def int4_linear(
@@ -98,6 +98,7 @@ def int4_linear(
         OVERLAP=overlap,
         STAY=programs < tiles,
         COMPILED=x.is_cuda,
+        factors_ptr=weight.factors,
         num_warps=config.warps,
         **({"launch_pdl": True} if overlap else {}),
         **launch_options(x, delta),

@@ -81,8 +81,8 @@ def _pairs_of(eight, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def narrow(parts, SPLIT: tl.constexpr, COMPILED: tl.constexpr):
-    """Prepare units of x, from `read_unit`, for `multiply`."""
+def narrow(parts, SPLIT: tl.constexpr, E2M1: tl.constexpr, COMPILED: tl.constexpr):
+    """Prepare units of x, from `read_unit`, for `multiply`, or for `multiply_e2m1`."""
     a, b, c, d = parts
     largest = tl.maximum(tl.max(tl.abs(a), 3), tl.max(tl.abs(b), 3))
     largest = tl.maximum(largest, tl.maximum(tl.max(tl.abs(c), 3), tl.max(tl.abs(d), 3)))
@@ -90,16 +90,21 @@ def narrow(parts, SPLIT: tl.constexpr, COMPILED: tl.constexpr):
     sums = _joined(tl.sum(a, 3), tl.sum(b, 3), tl.sum(c, 3), tl.sum(d, 3))
     if not SPLIT:
         sums = tl.sum(sums, 3)
-    factor = 32768.0 / largest[:, :, :, None]
-    # The second and the fourth pair meet codes that are 16 times as large.
-    sixteenth = tl.where(tl.arange(0, 8) // 2 % 2 == 0, 1.0, 0.0625)[None, None, None, :] * factor
+    if E2M1:
+        factor = 16384.0 / largest[:, :, :, None]
+        sixteenth = factor
+        largest *= 0.00006103515625  # 2^-14
+    else:
+        factor = 32768.0 / largest[:, :, :, None]
+        # The second and the fourth pair meet codes that are 16 times as large.
+        sixteenth = tl.where(tl.arange(0, 8) // 2 % 2 == 0, 1.0, 0.0625)[None, None, None, :] * factor
+        largest *= 512.0  # 2^24 / 2^15
     a0, a1, a2, a3 = _pairs_of(a * sixteenth, COMPILED)
     b0, b1, b2, b3 = _pairs_of(b * sixteenth, COMPILED)
     c0, c1, c2, c3 = _pairs_of(c * sixteenth, COMPILED)
     d0, d1, d2, d3 = _pairs_of(d * sixteenth, COMPILED)
     x0, x1 = _joined(a0, b0, c0, d0), _joined(a1, b1, c1, d1)
     x2, x3 = _joined(a2, b2, c2, d2), _joined(a3, b3, c3, d3)
-    largest *= 512.0  # 2^24 / 2^15
     if SPLIT:
         largest = largest[:, :, :, None]
     return x0, x1, x2, x3, largest, sums

@@ -10,7 +10,8 @@ from roseinfer.kernels.common.matrix_units import end_products
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor, tl, triton
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
 from roseinfer.kernels.linear.fp8_tiles import Parts, add_shares, finish_tile
-from roseinfer.kernels.linear.int4_codes import PackedInt4, widened
+from roseinfer.kernels.linear.int4_codes import PackedInt4, int4_halves
+from roseinfer.kernels.linear.nvfp4_codes import e2m1_halves
 from roseinfer.kernels.linear.skinny_kernel import prefetch_rows
 
 # Columns of the weight's rows to request into the L2 cache before the input is there.
@@ -20,14 +21,35 @@ _WIDENED_ROWS, _WIDENED_COLUMNS = 16, 512
 
 
 @triton.jit
-def read_scales(scales_ptr, outs, n, k, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load the scales and shifts of rows n and columns from k on: [rows, BLOCK_K / 128, groups in 128 columns]."""
+def read_scales(
+    scales_ptr, outs, n, k, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, E2M1: tl.constexpr
+):
+    """Load the words of scales of rows n and columns from k on: [rows, BLOCK_K / 128, words in 128 columns]."""
     block = tl.minimum(k + tl.arange(0, BLOCK_K // 128) * 128, K - 128)
     at = scales_ptr + n[:, None, None]
     if GROUP < 128:
-        return tl.load(at + (block[None, :, None] + 32 * tl.arange(0, 4)[None, None, :]) // GROUP * outs)
+        WORDS: tl.constexpr = 2 if E2M1 else 4
+        place = tl.arange(0, WORDS) * (128 // WORDS)
+        return tl.load(at + (block[None, :, None] + place[None, None, :]) // GROUP * outs)
     else:
         return tl.load(at + (block // GROUP * outs)[None, :, None])
+
+
+@triton.jit
+def _widened(codes, words, DTYPE: tl.constexpr, E2M1: tl.constexpr, COMPILED: tl.constexpr):
+    """Return the numbers [N, K] of DTYPE, bfloat16 or float16, of codes [N, K / 2] uint8, before factors of rows.
+
+    words: of `read_scales`.
+    """
+    N: tl.constexpr = codes.shape[0]
+    BLOCKS: tl.constexpr = words.shape[1]
+    codes = tl.reshape(codes, [N, BLOCKS, 4, 4, 4])
+    if E2M1:
+        low, high = e2m1_halves(codes, words, DTYPE, COMPILED)
+    else:
+        low, high = int4_halves(codes, words, DTYPE, COMPILED)
+    numbers = tl.permute(tl.join(low, high), (0, 1, 3, 2, 5, 4))  # block, j, t, half of eight, column
+    return tl.reshape(numbers, [N, BLOCKS * 128])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -56,6 +78,7 @@ def int4_tile_kernel(
     PREFETCH: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    factors_ptr=None,
 ):
     """Compute, in program (m, n, share), a tile of BLOCK_M rows and BLOCK_N outputs over a share of the K columns, a
     multiple of 128.
@@ -77,8 +100,8 @@ def int4_tile_kernel(
             end_products()
         k = (share * STEPS + step) * BLOCK_K
         x = x_blocks.load([first_m, k])
-        both = read_scales(scales_ptr, N, w_rows, k, K, GROUP, BLOCK_K)
-        w = widened(w_blocks.load([first_n, k // 2]), both, x.dtype, COMPILED)
+        words = read_scales(scales_ptr, N, w_rows, k, K, GROUP, BLOCK_K, factors_ptr is not None)
+        w = _widened(w_blocks.load([first_n, k // 2]), words, x.dtype, factors_ptr is not None, COMPILED)
         if WEIGHT_FIRST:
             sums = tl.dot(w, tl.trans(x), sums)
         else:
@@ -88,13 +111,16 @@ def int4_tile_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     sums, last = add_shares(sums, parts_ptr, arrived_ptr, share, SHARES)
     if last:
+        if factors_ptr is not None:
+            factors = tl.load(factors_ptr + w_rows)
+            sums *= factors[:, None] if WEIGHT_FIRST else factors[None, :]
         finish_tile(sums, None, None, bias_ptr, out_ptr, m, n, rows, out_stride, N, True, HAS_BIAS, ADD, WEIGHT_FIRST)
 
 
 @triton.jit
 def int4_widening_kernel(
     w_ptr, scales_ptr, out_ptr, N, outs, columns, K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_K: tl.constexpr, COMPILED: tl.constexpr, OVERLAP: tl.constexpr, factors_ptr=None,
 ):  # fmt: skip
     """Write, in program (k, n), BLOCK_N rows and BLOCK_K columns of N rows in 16 bits, of a weight with `outs` rows."""
     first_k, n = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -103,8 +129,10 @@ def int4_widening_kernel(
     codes = tl.load(
         w_ptr + w_rows.to(tl.int64)[:, None] * (K // 2) + place[None, :], mask=(place < K // 2)[None, :], other=0
     )
-    both = read_scales(scales_ptr, outs, w_rows, first_k, K, GROUP, BLOCK_K)
-    w = widened(codes, both, out_ptr.dtype.element_ty, COMPILED)
+    words = read_scales(scales_ptr, outs, w_rows, first_k, K, GROUP, BLOCK_K, factors_ptr is not None)
+    w = _widened(codes, words, out_ptr.dtype.element_ty, factors_ptr is not None, COMPILED)
+    if factors_ptr is not None:
+        w = (w.to(tl.float32) * tl.load(factors_ptr + w_rows)[:, None]).to(w.dtype)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # earlier kernels read the old values
     column = first_k + tl.arange(0, BLOCK_K)
@@ -157,6 +185,7 @@ def int4_tile_product(
         WEIGHT_FIRST=config.weight_first,
         PREFETCH=min(padded // config.shares, _PREFETCHED_COLUMNS) if config.weight_first else 0,
         COMPILED=x.is_cuda,
+        factors_ptr=weight.factors,
         num_warps=config.warps,
         **early_start.options(x.device),
     )
@@ -179,5 +208,6 @@ def widen(weight: PackedInt4, rows: slice, out: torch.Tensor) -> None:
         BLOCK_N=_WIDENED_ROWS,
         BLOCK_K=block_k,
         COMPILED=out.is_cuda,
+        factors_ptr=None if weight.factors is None else weight.factors[rows],
         **early_start.options(out.device),
     )

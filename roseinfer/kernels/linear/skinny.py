@@ -282,6 +282,7 @@ def direct_linear(
         HAS_RESIDUAL=residual is not None,
         OVERLAP=overlap,
         WARPS=config.warps,
+        factors_ptr=weight.factors if codes else None,
         num_warps=config.warps,
         maxnreg=config.max_registers,
         **({"launch_pdl": True} if overlap else {}),

@@ -10,6 +10,7 @@ from roseinfer.kernels.common.gluon_support import ampere, gl, gluon
 from roseinfer.kernels.common.triton_support import tl
 from roseinfer.kernels.linear.activation import activate
 from roseinfer.kernels.linear.int4_codes import WIDEN_BFLOAT16, WIDEN_FLOAT16
+from roseinfer.kernels.linear.nvfp4_codes import pairs_of_words, scale_pairs
 from roseinfer.kernels.lora.fused import arrived_of, lead, leave, read_ranks, read_slots, wait_for_sums
 
 # Columns that a warp multiplies by at a time.
@@ -38,7 +39,7 @@ def _index(SIZE: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
 def _load_weight(
     w_tile, scales_tile, scales_at, outs, chunk, PIECES: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr
 ):
-    """Load the pieces of a chunk of columns, with their scales and shifts if they are codes."""
+    """Load the pieces of a chunk of columns, with the words of their scales if they are codes."""
     pieces = ()
     for i in gl.static_range(PIECES):
         if GROUP == 0:
@@ -51,23 +52,43 @@ def _load_weight(
 
 
 @gluon.jit
-def _operand(piece, DTYPE: gl.constexpr, GROUP: gl.constexpr, BYTES_OF_WORDS: gl.constexpr, LEFT: gl.constexpr):
+def _int4_halves(codes, words, DTYPE: gl.constexpr):
+    """Widen words of codes [WARPS, rows, 16, 4], with words of scales and shifts [WARPS, rows, 16]."""
+    bits = gl.expand_dims(words, 3)
+    scales = bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(DTYPE)
+    shifts = (bits >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(DTYPE)
+    ASSEMBLY: gl.constexpr = WIDEN_BFLOAT16 if gl.bfloat16 == DTYPE else WIDEN_FLOAT16
+    return gl.inline_asm_elementwise(
+        ASSEMBLY,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+        [codes, scales, shifts],
+        dtype=(scales.dtype, scales.dtype),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def _e2m1_halves(codes, words, DTYPE: gl.constexpr):
+    """Widen words of codes [WARPS, rows, 16, 4], with words of scales [WARPS, rows, t]."""
+    by_thread: gl.constexpr = words.type.layout.parent.parent
+    codes = gl.reshape(codes, [words.shape[0], words.shape[1], 4, 4, 4])  # t, j, byte
+    codes = gl.convert_layout(codes, by_thread, assert_trivial=True)
+    j = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(4, by_thread)))))
+    j = gl.expand_dims(gl.expand_dims(gl.expand_dims(j, 0), 1), 2)
+    return pairs_of_words(codes, gl.expand_dims(scale_pairs(gl.expand_dims(words, 3), j, DTYPE), 4), DTYPE)
+
+
+@gluon.jit
+def _operand(
+    piece, DTYPE: gl.constexpr, GROUP: gl.constexpr, E2M1: gl.constexpr, BYTES_OF_WORDS: gl.constexpr,
+    LEFT: gl.constexpr,
+):  # fmt: skip
     """Return a piece of the weight [WARPS, rows, PIECE] as the left side of a product."""
     w = piece[0]
     if GROUP > 0:
         w = gl.convert_layout(gl.reshape(w, [w.shape[0], w.shape[1], 16, 4]), BYTES_OF_WORDS, assert_trivial=True)
-        bits = gl.expand_dims(piece[1], 3)
-        scales = bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(DTYPE)
-        shifts = (bits >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(DTYPE)
-        ASSEMBLY: gl.constexpr = WIDEN_BFLOAT16 if gl.bfloat16 == DTYPE else WIDEN_FLOAT16
-        low, high = gl.inline_asm_elementwise(
-            ASSEMBLY,
-            "=&r,=&r,=&r,=&r,r,r,r,r,r",
-            [w, scales, shifts],
-            dtype=(scales.dtype, scales.dtype),
-            is_pure=True,
-            pack=4,
-        )
+        low, high = _e2m1_halves(w, piece[1], DTYPE) if E2M1 else _int4_halves(w, piece[1], DTYPE)
         w = gl.reshape(gl.join(low, high), [w.shape[0], w.shape[1], 4, 4, 4, 2])
         w = gl.permute(w, (0, 1, 3, 2, 5, 4))  # j, t, half of eight, column
         w = gl.convert_layout(gl.reshape(w, [w.shape[0], w.shape[1], PIECE]), LEFT, assert_trivial=True)
@@ -130,16 +151,18 @@ def skinny_direct_kernel(
     COLUMNS: gl.constexpr = 0,
     LEAD: gl.constexpr = 1,
     CHUNK: gl.constexpr = 1,
+    factors_ptr=None,
 ):
     """Compute, in program i, outputs i * BLOCK_N and following of all rows.
 
-    GROUP: 0 for a weight in 16 bits; else w_ptr and scales_ptr are those of a `PackedInt4`.
+    GROUP: 0 for a weight in 16 bits; else w_ptr, scales_ptr and factors_ptr are those of a `PackedInt4`.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     TILE_N: gl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     SLICE: gl.constexpr = BLOCK_K // WARPS
     PIECES: gl.constexpr = SLICE // PIECE
+    E2M1: gl.constexpr = factors_ptr is not None
     PADDED: gl.constexpr = (K + PIECE - 1) // PIECE * PIECE
     CHUNKS: gl.constexpr = PADDED // BLOCK_K
     DTYPE: gl.constexpr = w_ptr.dtype.element_ty if GROUP == 0 else x_ptr.dtype.element_ty
@@ -175,11 +198,17 @@ def skinny_direct_kernel(
         w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
         places = _index(WARPS, 0, bytes_of) * (SLICE // 2) + _index(PIECE // 2, 2, bytes_of)
         w_tile = w_ptr + w_rows.to(gl.int64) * (PADDED // 2) + places
-        words: gl.constexpr = gl.SliceLayout(3, bytes_of_words)
+        by_thread: gl.constexpr = gl.BlockedLayout(
+            [1, 1, 1, 4, 4], [1, 8, 4, 1, 1], [WARPS, 1, 1, 1, 1], [4, 3, 2, 1, 0]
+        )
+        of_threads: gl.constexpr = gl.SliceLayout(3, gl.SliceLayout(4, by_thread))
+        words: gl.constexpr = of_threads if E2M1 else gl.SliceLayout(3, bytes_of_words)
         n = _index(TILE_N, 1, words)
         w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
         scales_tile, scales_at = scales_ptr + w_rows, _index(WARPS, 0, words) * SLICE
-        if GROUP < PIECE:
+        if E2M1:
+            scales_at += _index(4, 2, words) // 2 * 64
+        elif GROUP < PIECE:
             scales_at += _index(PIECE // 8, 2, words) % 4 * 32
     w = _load_weight(w_tile, scales_tile, scales_at, outs, 0, PIECES, BLOCK_K, GROUP)
     column = _index(WARPS, 0, right) * SLICE + _index(PIECE, 1, right)
@@ -212,11 +241,13 @@ def skinny_direct_kernel(
         for i in gl.static_range(PIECES):
             at = chunk * BLOCK_K + i * PIECE
             x = gl.load(x_tile + at, mask=real if PADDED == K else real & (column + at < K), other=0.0)
-            sums = ampere.mma_v2(_operand(w[i], DTYPE, GROUP, bytes_of_words, left), x.to(DTYPE), sums)
+            sums = ampere.mma_v2(_operand(w[i], DTYPE, GROUP, E2M1, bytes_of_words, left), x.to(DTYPE), sums)
         w = later
 
     result = gl.sum(sums, 0)
     result = gl.convert_layout(gl.reshape(result, [TILE_N // BLOCK_N, BLOCK_N, ROWS]), flat)
+    if E2M1:
+        result *= gl.load(factors_ptr + column_of)
     if HAS_BIAS:
         result += gl.load(bias_ptr + column_of).to(gl.float32)
     if sums_ptr is not None:

@@ -7,6 +7,7 @@ once and keeps it in registers, as `skinny_pairs_kernel` does.
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.linear.int4_codes import scales_and_shifts
 from roseinfer.kernels.linear.int4_pairs import multiply, narrow, read_unit
+from roseinfer.kernels.linear.nvfp4_codes import multiply_e2m1
 from roseinfer.kernels.linear.skinny_pairs import finish, weight_rows
 from roseinfer.kernels.lora.fused import (
     arrived_of,
@@ -23,9 +24,9 @@ from roseinfer.kernels.lora.fused import (
 @triton.jit
 def _read_tile(
     w_ptr, scales_ptr, tile, chunk: tl.constexpr, width, PADDED: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVICTION: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVICTION: tl.constexpr, GATED: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
-    """Load one chunk of a tile's columns as words, and their scales and shifts."""
+    """Load one chunk of a tile's columns as words, and the words of their scales."""
     rows = weight_rows(tile, width, BLOCK_N, 2 * BLOCK_N if GATED else BLOCK_N).to(tl.int64)
     unit = tl.arange(0, BLOCK_K // 32)
     word = tl.arange(0, 4)
@@ -35,15 +36,17 @@ def _read_tile(
     outs = 2 * width if GATED else width
     scales_at = scales_ptr + rows[None, None, :]
     block = unit // 4 * 128 + first
-    if GROUP < 128:
+    SPLIT: tl.constexpr = GROUP < 128 and not E2M1
+    if SPLIT:
         group = (block[:, None, None, None] + 32 * word[None, None, None, :]) // GROUP
         scales_at = scales_at[:, :, :, None] + group * outs
     else:
-        scales_at += (block // GROUP * outs)[:, None, None]
+        half = unit % 4 // 2 * 64 if E2M1 else 0
+        scales_at += ((block + half) // GROUP * outs)[:, None, None]
     if first + BLOCK_K > PADDED:
         inside = (block < PADDED)[:, None, None]
         w = tl.load(at, mask=inside[:, :, :, None], other=0, eviction_policy=EVICTION)
-        if GROUP < 128:
+        if SPLIT:
             inside = inside[:, :, :, None]
         both = tl.load(scales_at, mask=inside, other=0)
     else:
@@ -53,7 +56,9 @@ def _read_tile(
 
 
 @triton.jit
-def _products(w, both, x, SPLIT: tl.constexpr, COMPILED: tl.constexpr):
+def _products(w, both, x, SPLIT: tl.constexpr, E2M1: tl.constexpr, COMPILED: tl.constexpr):
+    if E2M1:
+        return multiply_e2m1(w, both, x, COMPILED)
     scales, shifts = scales_and_shifts(both)
     return multiply(w, scales, shifts, x, SPLIT, COMPILED)
 
@@ -101,6 +106,7 @@ def skinny_int4_kernel(
     COLUMNS: tl.constexpr = 0,
     LEAD: tl.constexpr = 1,
     CHUNK: tl.constexpr = 1,
+    factors_ptr=None,
 ):
     """Compute, in program i of p, tile i of BLOCK_N outputs for all rows; with STAY also i + p, ... See
     `int4_linear`.
@@ -109,7 +115,8 @@ def skinny_int4_kernel(
     CHUNKS: tl.constexpr = (PADDED + BLOCK_K - 1) // BLOCK_K
     UNITS: tl.constexpr = BLOCK_K // 32
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
-    SPLIT: tl.constexpr = GROUP < 128
+    E2M1: tl.constexpr = factors_ptr is not None
+    SPLIT: tl.constexpr = GROUP < 128 and not E2M1
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -127,7 +134,7 @@ def skinny_int4_kernel(
         step -= leading
         slots = read_slots(tl.arange(0, ROWS), rows, slots_ptr)
     tiles = tl.cdiv(width, BLOCK_N)
-    w, both = _read_tile(w_ptr, scales_ptr, tile, 0, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED)
+    w, both = _read_tile(w_ptr, scales_ptr, tile, 0, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED, E2M1)
     gains = ()
     if NORM:
         for chunk in tl.static_range(CHUNKS):
@@ -153,7 +160,7 @@ def skinny_int4_kernel(
                 squares += tl.sum(parts[j] * parts[j], 3)
                 scaled += (parts[j] * gains[chunk][j],)
             parts = scaled
-        xs += (narrow(parts, SPLIT, COMPILED),)
+        xs += (narrow(parts, SPLIT, E2M1, COMPILED),)
 
     if sums_ptr is not None:
         outs = 2 * width if GATED else width
@@ -165,9 +172,9 @@ def skinny_int4_kernel(
     for chunk in tl.static_range(CHUNKS):
         if chunk > 0:
             w, both = _read_tile(
-                w_ptr, scales_ptr, tile, chunk, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED
+                w_ptr, scales_ptr, tile, chunk, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED, E2M1
             )
-        sums += _products(w, both, xs[chunk], SPLIT, COMPILED)
+        sums += _products(w, both, xs[chunk], SPLIT, E2M1, COMPILED)
     # An RMSNorm divides a row by one number, so the division can follow the products.
     factor = 1.0
     if NORM:
@@ -178,8 +185,8 @@ def skinny_int4_kernel(
             lora_s = read_sums(lora_b, True, ranks, tl.arange(0, ROWS), starts, sums_ptr, PLACES, COLUMNS)
         leave(tile == 0, step, leads, arrived_ptr)
     finish(
-        tl.sum(sums, 0), factor, tile, None, bias_ptr, residual_ptr, out_ptr, rows, width, stride_residual, stride_out,
-        ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, False,
+        tl.sum(sums, 0), factor, tile, factors_ptr, bias_ptr, residual_ptr, out_ptr, rows, width, stride_residual,
+        stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, E2M1,
         delta, lora_b, lora_s, starts, RANK, PLACES, COLUMNS,
     )  # fmt: skip
     if STAY:
@@ -194,11 +201,11 @@ def skinny_int4_kernel(
             sums = tl.zeros([UNITS, ROWS, TILE_N], tl.float32)
             for chunk in tl.static_range(CHUNKS):
                 w, both = _read_tile(
-                    w_ptr, scales_ptr, later, chunk, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED
+                    w_ptr, scales_ptr, later, chunk, width, PADDED, GROUP, BLOCK_N, BLOCK_K, EVICTION, GATED, E2M1
                 )
-                sums += _products(w, both, xs[chunk], SPLIT, COMPILED)
+                sums += _products(w, both, xs[chunk], SPLIT, E2M1, COMPILED)
             finish(
-                tl.sum(sums, 0), factor, later, None, bias_ptr, residual_ptr, out_ptr, rows, width, stride_residual,
-                stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, False,
+                tl.sum(sums, 0), factor, later, factors_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
+                stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, E2M1,
                 delta, later_b, later_s, later_starts, RANK, PLACES, COLUMNS,
             )  # fmt: skip

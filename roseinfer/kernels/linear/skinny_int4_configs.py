@@ -11,10 +11,14 @@ from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig
 
 Int4Config = PairsConfig | DirectConfig
 
-TABLE: TuningTable[Int4Config] = TuningTable(
-    Path(__file__).with_name("tuning") / "skinny_int4.json",
-    {"rows": int, "weight_rows": int, "columns": int, "gated": bool},
-    {"pairs": PairsConfig, "direct": DirectConfig},
+# Of int4, and of NVFP4 where those are others.
+TABLE, NVFP4_TABLE = (
+    TuningTable[Int4Config](
+        Path(__file__).with_name("tuning") / name,
+        {"rows": int, "weight_rows": int, "columns": int, "gated": bool},
+        {"pairs": PairsConfig, "direct": DirectConfig},
+    )
+    for name in ("skinny_int4.json", "skinny_nvfp4.json")
 )
 # Up to so many rows, shapes that were not measured are multiplied in pairs of float16.
 _MAX_UNMEASURED_PAIRS_ROWS = 1
@@ -25,14 +29,16 @@ _MAX_CHUNK_COLUMNS = 4096
 
 @cache  # called for every layer of every step
 def choose_int4_config(
-    bucket: int, weight_rows: int, columns: int, gated: bool, *, direct: bool = True
+    bucket: int, weight_rows: int, columns: int, gated: bool, *, nvfp4: bool = False, direct: bool = True
 ) -> Int4Config | None:
     """Return the config for `bucket` (1, 2, 4, 8, 16) rows; None if tiles are faster.
 
-    The weight has the shape [weight_rows, columns], a multiple of 128 columns. direct: `skinny_direct_kernel` is
-    available.
+    The weight has the shape [weight_rows, columns], a multiple of 128 columns. nvfp4: it is in NVFP4. direct:
+    `skinny_direct_kernel` is available.
     """
-    config = TABLE.choose((bucket, weight_rows, columns, gated), _unmeasured)
+    shape = bucket, weight_rows, columns, gated
+    table = NVFP4_TABLE if nvfp4 and shape in NVFP4_TABLE.entries else TABLE
+    config = table.choose(shape, _unmeasured)
     if isinstance(config, DirectConfig) and not direct:
         return pairs_rule(weight_rows, columns, gated) if bucket <= _MAX_PAIRS_ROWS else None
     return config

@@ -38,6 +38,8 @@ LAYERS = {
     "blocks in bfloat16": (1, 6, 3, 384, 128, torch.bfloat16, "block"),
     "int4": (2, 8, 2, 256, 64, torch.bfloat16, "int4"),
     "int4, masked": (3, 6, 3, 96, 160, torch.bfloat16, "int4"),
+    "nvfp4": (2, 8, 2, 256, 64, torch.bfloat16, "nvfp4"),
+    "nvfp4, masked": (3, 6, 3, 96, 160, torch.bfloat16, "nvfp4"),
 }
 
 
@@ -75,10 +77,10 @@ def test_mxfp4_with_biases(device, config, sizes):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes minutes in the interpreter")
-@pytest.mark.parametrize("scaled", ["none", "channel", "block", "mxfp4", "int4"])
+@pytest.mark.parametrize("scaled", ["none", "channel", "block", "mxfp4", "int4", "nvfp4"])
 def test_default_configs_at_real_sizes(device, scaled):
     """A compiler may arrange large blocks unlike small ones."""
-    hidden, width = (2880, 2880) if scaled in ("mxfp4", "int4") else (2048, 768)
+    hidden, width = (2880, 2880) if scaled in ("mxfp4", "int4", "nvfp4") else (2048, 768)
     for tokens, shared in itertools.product((1, 2, 4), (False, True)):
         inputs = layer(device, tokens, 8, hidden, width, torch.bfloat16, scaled)
         options = {"top_k": 4, "renormalise": True, "shared": shared}
@@ -100,6 +102,7 @@ def test_the_reference(device):
     assert_close(experts_reference(**inputs, **options), expected)
     assert_close(experts_few(**inputs, **options, config=SMALL), expected)
     assert few_supports(3, expert_weights(device, 8, 96, 64, torch.bfloat16, "int4"))
+    assert few_supports(3, expert_weights(device, 8, 96, 64, torch.bfloat16, "nvfp4"))
 
 
 def test_the_residual_stream_in_place(device):

@@ -14,7 +14,9 @@ from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, ga
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, rows_reference
 from roseinfer.quant.int4_experts import expert_codes
 from roseinfer.quant.int4_weight import Int4Weight
+from roseinfer.quant.nvfp4_weight import Nvfp4Weight
 from tests.helpers.cases import cases, each_value
+from tests.helpers.expert_layers import stack_in_nvfp4
 from tests.helpers.interpreter import round_codes
 
 WIDE = ProductConfig(64, 64, 4, 3)
@@ -55,6 +57,10 @@ def stack(outs, columns, device, scaled_by="none"):
         weight = Int4Weight.of(torch.randn(EXPERTS * outs, columns, device=device) / columns**0.5, int(scaled_by[5:]))
         codes, scales = (part.view(EXPERTS, outs, -1) for part in expert_codes(weight))
         return Stack(codes, scales), weight.widen(torch.float64).view(shape)
+    if scaled_by == "nvfp4":
+        sizes = torch.tensor([1.0, 2.0, 0.7, 1.0, 0.5], device=device)
+        matrices = torch.randn(shape, device=device) / columns**0.5 * sizes[:, None, None]
+        return stack_in_nvfp4(matrices), torch.stack([Nvfp4Weight.of(one).widen(torch.float64) for one in matrices])
     codes = (torch.randn(shape, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     blocks = (EXPERTS, outs // 128, columns // 128)
     scales = (0.5 + torch.rand(blocks if scaled_by == "block" else shape[:2], device=device)) / 100 / columns**0.5
@@ -159,8 +165,18 @@ def test_mxfp4_with_biases(kind, device):
 )
 def test_int4(kind, group, device):
     """Outputs and columns end within a program's block, and the down product may have 16 bits."""
-    gate_up, exact_gate_up = stack(2 * 96, 256, device, f"int4 {group}")
-    down, exact_down = stack(200, 96, device, "none" if kind == KINDS[1] else "int4 32" if group == 32 else "int4 96")
+    down = "none" if kind == KINDS[1] else "int4 32" if group == 32 else "int4 96"
+    check_four_bits(kind, f"int4 {group}", down, device)
+
+
+@cases("kind", [KINDS[1], KINDS[4]], exhaustive=[KINDS[0], KINDS[2], KINDS[3]])
+def test_nvfp4(kind, device):
+    check_four_bits(kind, "nvfp4", "nvfp4", device)
+
+
+def check_four_bits(kind, up_kind, down_kind, device):
+    gate_up, exact_gate_up = stack(2 * 96, 256, device, up_kind)
+    down, exact_down = stack(200, 96, device, down_kind)
     ids, weights = choice(70, device)
     x = torch.randn(70, 256, device=device).half()
     order, h, parts, _ = run(x, gate_up, down, ids, weights, config(WIDE, *kind))

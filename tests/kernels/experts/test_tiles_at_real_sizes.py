@@ -32,12 +32,15 @@ def exact_experts(x, gate_up, down, ids, weights):
     return out
 
 
-@pytest.fixture(scope="module", params=["none", "mxfp4", "int4"])
+@pytest.fixture(scope="module", params=["none", "mxfp4", "int4", "nvfp4"])
 def layer(request):
     """Return a layer's matrices in 16 or in four bits, and their numbers in float32."""
     weights = expert_weights(torch.device("cpu"), EXPERTS, WIDTH, WIDTH, torch.bfloat16, request.param)
-    pairs = ((weights.gate_up, weights.gate_up_scales), (weights.down, weights.down_scales))
-    stacks = [Stack(codes.cuda(), None if scales is None else scales.cuda()) for codes, scales in pairs]
+    parts = (
+        (weights.gate_up, weights.gate_up_scales, None, weights.gate_up_factors),
+        (weights.down, weights.down_scales, None, weights.down_factors),
+    )
+    stacks = [Stack(*(None if part is None else part.cuda() for part in each)) for each in parts]
     return request.param, *stacks, *(part.cuda() for part in weights.widened(torch.float32))
 
 

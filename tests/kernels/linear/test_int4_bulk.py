@@ -9,7 +9,7 @@ from roseinfer.kernels.linear.int4_bulk import bulk_supports, int4_bulk_product
 from roseinfer.kernels.linear.int4_bulk_configs import BUCKETS, TABLE, BulkConfig, choose_bulk_config
 from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
 from tests.helpers.cases import pairwise
-from tests.helpers.int4 import int4_case
+from tests.helpers.int4 import NVFP4, four_bits_case
 from tests.helpers.skinny import assert_close, exact
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -35,7 +35,7 @@ def draw(device, dtype, *shape):
 @needs_hopper
 @pairwise(
     config=CONFIGS,
-    group=[32, 64, 128, 0],
+    group=[NVFP4, 32, 64, 128, 0],
     symmetric=[False, True],
     dtype=[torch.bfloat16, torch.float16],
     size={"few": (13, 512, 200), "some": (300, 3584, 384), "a block's end": (64, 1968, 320)},
@@ -45,7 +45,7 @@ def test_products(device, config, group, symmetric, dtype, size, extra):
     rows, columns, outs = size
     if columns % (group or columns):
         group = 0
-    weight, wide = int4_case(device, outs, columns, group or columns, symmetric=symmetric)
+    weight, wide = four_bits_case(device, outs, columns, group or columns, symmetric=symmetric)
     x = draw(device, dtype, rows, columns)
     options = {} if extra is None else {extra: draw(device, dtype, *((outs,) if extra == "bias" else (rows, outs)))}
     expected = exact(x, wide, **options)
@@ -54,9 +54,10 @@ def test_products(device, config, group, symmetric, dtype, size, extra):
 
 @needs_hopper
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_row_does_not_depend_on_the_others(device, config):
+@pytest.mark.parametrize("group", [NVFP4, 128])
+def test_a_row_does_not_depend_on_the_others(device, config, group):
     """Nor on the time: the units read a block while the next one is widened."""
-    weight, _ = int4_case(device, 4096, 4096, 128)
+    weight, _ = four_bits_case(device, 4096, 4096, group)
     x, parts = draw(device, torch.bfloat16, 200, 4096), Parts.allocate(device)
     together = int4_bulk_product(x, weight, config, parts)
     other = draw(device, torch.bfloat16, 200, 4096) * 100
@@ -69,7 +70,7 @@ def test_a_row_does_not_depend_on_the_others(device, config):
 @pytest.mark.parametrize("rows", BUCKETS)
 def test_a_graph_has_the_results_of_single_launches(device, rows):
     """Products that start while the one before ends, as layers do, with all kernels that rows of a step may take."""
-    weights = [int4_case(device, 4096, 4096, 128)[0] for _ in range(3)]
+    weights = [four_bits_case(device, 4096, 4096, 128)[0] for _ in range(3)]
     workspace = Int4Workspace.allocate(torch.device(device))
     factors = [Int4Factor(weight, workspace) for weight in weights]
     x = draw(device, torch.bfloat16, rows, 4096) * 0.1
@@ -93,8 +94,8 @@ def test_a_graph_has_the_results_of_single_launches(device, rows):
 
 @needs_gluon
 def test_what_it_supports(device):
-    assert bulk_supports(int4_case(device, 64, 256, 64)[0]) is HOPPER
-    assert not bulk_supports(int4_case(device, 66, 256, 64)[0]), "rows of scales begin at multiples of 16 bytes"
+    assert bulk_supports(four_bits_case(device, 64, 256, 64)[0]) is HOPPER
+    assert not bulk_supports(four_bits_case(device, 66, 256, 64)[0]), "rows of scales begin at multiples of 16 bytes"
 
 
 def test_configs_fit_the_kernel():

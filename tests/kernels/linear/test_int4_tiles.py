@@ -9,7 +9,7 @@ from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
 from roseinfer.kernels.linear.int4_tile_configs import BUCKETS, choose_int4_tile_config
 from roseinfer.kernels.linear.int4_tiles import int4_tile_product, widen
 from tests.helpers.cases import pairwise
-from tests.helpers.int4 import int4_case
+from tests.helpers.int4 import NVFP4, four_bits_case
 from tests.helpers.skinny import assert_close, exact
 
 # The interpreter has no products in bfloat16.
@@ -27,7 +27,7 @@ def draw(device, *shape):
 
 @pairwise(
     config=CONFIGS,
-    group=[32, 64, 128, 0],
+    group=[NVFP4, 32, 64, 128, 0],
     symmetric=[False, True],
     size={"one block": (17, 384, 70), "two": (40, 352, 64)},
     extra=[None, "bias", "residual"],
@@ -36,7 +36,7 @@ def test_tiles(device, config, group, symmetric, size, extra):
     rows, columns, outs = size
     if columns % (group or columns):
         group = 32
-    weight, wide = int4_case(device, outs, columns, group or columns, symmetric=symmetric)
+    weight, wide = four_bits_case(device, outs, columns, group or columns, symmetric=symmetric)
     x = draw(device, rows, columns)
     options = {} if extra is None else {extra: draw(device, *((outs,) if extra == "bias" else (rows, outs)))}
     expected = exact(x, wide, **options)
@@ -44,7 +44,7 @@ def test_tiles(device, config, group, symmetric, size, extra):
 
 
 def test_a_row_does_not_depend_on_the_others(device):
-    weight, _ = int4_case(device, 64, 384, 128)
+    weight, _ = four_bits_case(device, 64, 384, 128)
     x, parts = draw(device, 17, 384), Parts.allocate(device)
     together = int4_tile_product(x, weight, CONFIGS["shares"], parts)
     other = draw(device, 17, 384) * 100
@@ -52,18 +52,18 @@ def test_a_row_does_not_depend_on_the_others(device):
     assert torch.equal(int4_tile_product(other, weight, CONFIGS["shares"], parts)[5], together[5])
 
 
-@pytest.mark.parametrize("group", [32, 352])
+@pytest.mark.parametrize("group", [NVFP4, 32, 352])
 def test_widened_copies(device, group):
-    weight, wide = int4_case(device, 40, 352, group)
+    weight, wide = four_bits_case(device, 40, 352, group)
     out = torch.empty(24, 352, dtype=DTYPE, device=device)
     widen(weight, slice(8, 32), out)
     assert (out - wide[8:32]).abs().max() < 0.01 * wide.abs().max()
 
 
-@pytest.mark.parametrize("extra", [None, "bias", "residual"])
-def test_the_library_by_parts_of_the_weight(device, monkeypatch, extra):
+@pairwise(extra=[None, "bias", "residual"], group=[NVFP4, 64])
+def test_the_library_by_parts_of_the_weight(device, monkeypatch, extra, group):
     monkeypatch.setattr("roseinfer.kernels.linear.int4_product._MAX_COPY_ELEMENTS", 130 * 256)
-    weight, wide = int4_case(device, 300, 256, 64)
+    weight, wide = four_bits_case(device, 300, 256, group)
     x = draw(device, 5, 256)
     options = {} if extra is None else {extra: draw(device, *((300,) if extra == "bias" else (5, 300)))}
     expected = exact(x, wide, **options)
