@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the programs of the group
     for module in IMPORTED:
         importlib.import_module(module)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # each fork would free the operators of PyTorch when it ends
     gc.collect()
     gc.freeze()
     while True:

@@ -25,7 +25,7 @@ from roseinfer.core.errors import (
     RoseinferError,
     TokenizerFailedError,
 )
-from roseinfer.processes.child import ignore_terminal_signals
+from roseinfer.processes.child import die_with_parent_thread, ignore_terminal_signals
 from roseinfer.processes.frames import frame, read_exactly, read_frame
 from roseinfer.text.chat import AliasesNeededError, ChatTemplate
 from roseinfer.text.template_check import compiled, limit_memory
@@ -115,6 +115,7 @@ class TextHostLoop:
 def _work(end: socket.socket, performer: TextPerformer, memory_bytes: int, niceness: int) -> NoReturn:
     code = 1
     try:
+        die_with_parent_thread()  # a job that takes long does not see its channel closed
         limit_memory(memory_bytes)
         os.nice(niceness)
         # The server reports failed allocations and panics, so the library's own output is dropped.
