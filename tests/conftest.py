@@ -1,6 +1,7 @@
 """Settings of all tests. Environment variables are set before torch is imported."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -94,7 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Freeze the million objects of test modules and their imports: simulations and clients that collect garbage before
     they measure would search them for a second each time.
+
+    Let all loggers of libraries propagate. In each phase of each test, pytest would add its handlers to those 60 of
+    PyTorch that do not.
     """
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.freeze()
     gc.unfreeze = lambda: None
     gc.enable()
