@@ -44,6 +44,8 @@ def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
         given["url"] = given.pop("model")
     options.build(AskConfig, given)
     parse_objectives(given.get("slo") or "")
+    for name, text in (("--quick", args.quick), ("system_prompt", given.get("system_prompt"))):
+        _check_text(name, text or "")
     if "url" in given:
         for_engine = sorted({option.name for group in ENGINE for option in group.options()} & given.keys())
         if for_engine:
@@ -51,6 +53,13 @@ def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
     elif "model_name" in given or "api_key" in given:
         raise ConfigError("model_name and api_key require url")
     return given
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()  # invalid bytes of a command line become lone surrogates
+    except UnicodeError:
+        raise ConfigError(f"{name} is not UTF-8 text") from None
 
 
 @contextmanager

@@ -286,6 +286,12 @@ def test_what_is_no_text_is_not_asked(
     assert "standard input is not UTF-8 text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["complete", "-q", "caf\udce9"], ["chat", "-q", "x", "--system-prompt", "caf\udce9"]])
+def test_options_that_are_no_text_are_not_sent(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert cli.main([*argv, "--url", "http://127.0.0.1:1"]) == 2
+    assert f"{argv[-2].replace('-q', '--quick')} is not UTF-8 text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
