@@ -35,41 +35,32 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 ORDERS = ("asc", "desc")
 
 
-def add(app: FastAPI, models: ServedModels, history: History) -> None:
-    def stored(request: Request, id: str) -> tuple[SharedResponses, Key]:
-        if history.responses is None:
-            raise _not_found(id, f": {NO_STORE}")
-        return history.responses, Key(history.owner(request.headers.raw), id)
+class ResponseEndpoints:
+    """Endpoints of stored responses."""
 
-    async def found(request: Request, id: str) -> StoredResponse:
-        _, key = stored(request, id)
-        record = await history.find(key)
-        if record is None:
-            raise _not_found(id)
-        return record
+    def __init__(self, models: ServedModels, history: History) -> None:
+        self._models = models
+        self._history = history
 
-    async def count_input_tokens(request: Request) -> Response:
-        service, backend, body = await models.read(request.scope, request.receive)
+    async def count_input_tokens(self, request: Request) -> Response:
+        service, backend, body = await self._models.read(request.scope, request.receive)
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = models.parser.parse(InputTokensRequest, body)
+            wanted = self._models.parser.parse(InputTokensRequest, body)
             service.resolve_model(wanted.model)
-            whole = await history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
+            whole = await self._history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
             tokens = await count_tokens(backend, whole.request)
         return JsonResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
-    async def retrieve_response(request: Request, response_id: str) -> Response:
+    async def retrieve_response(self, request: Request, response_id: str) -> Response:
         if request.query_params.get("stream", "false").lower() == "true":
             raise unsupported_error("stream", "a response cannot be streamed again, ask for it until it has ended")
-        return JsonResponse((await found(request, response_id)).response)
+        return JsonResponse((await self._find(request, response_id)).response)
 
-    async def list_input_items(request: Request, response_id: str) -> Response:
+    async def list_input_items(self, request: Request, response_id: str) -> Response:
         asked = request.query_params
-        limit, order, after = (
-            limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_LIMIT),
-            _order(asked.get("order")),
-            asked.get("after"),
-        )
-        record = await found(request, response_id)
+        limit = limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
+        order, after = _order(asked.get("order")), asked.get("after")
+        record = await self._find(request, response_id)
 
         def page() -> dict[str, Any]:
             items = input_items(record)
@@ -78,8 +69,8 @@ def add(app: FastAPI, models: ServedModels, history: History) -> None:
         large = record.size >= MIN_THREAD_BYTES
         return JsonResponse(await asyncio.to_thread(page) if large else page())
 
-    async def delete_response(request: Request, response_id: str) -> Response:
-        responses, key = stored(request, response_id)
+    async def delete_response(self, request: Request, response_id: str) -> Response:
+        responses, key = self._stored(request, response_id)
         try:
             deleted = await responses.delete(key)
         except StoreFailedError as error:
@@ -88,11 +79,11 @@ def add(app: FastAPI, models: ServedModels, history: History) -> None:
             raise _not_found(response_id)
         return JsonResponse({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel_response(request: Request, response_id: str) -> Response:
-        record = await found(request, response_id)
+    async def cancel_response(self, request: Request, response_id: str) -> Response:
+        record = await self._find(request, response_id)
         if not record.response["background"]:
             raise bad_request("Only responses with background: true can be cancelled", "response_id", "not_background")
-        responses, key = stored(request, response_id)
+        responses, key = self._stored(request, response_id)
         try:
             ended = await responses.cancel(key)
         except StoreFailedError as error:
@@ -101,17 +92,37 @@ def add(app: FastAPI, models: ServedModels, history: History) -> None:
             raise _not_found(response_id)
         return JsonResponse(ended.response)
 
+    def _stored(self, request: Request, id: str) -> tuple[SharedResponses, Key]:
+        if self._history.responses is None:
+            raise _not_found(id, f": {NO_STORE}")
+        return self._history.responses, Key(self._history.owner(request.headers.raw), id)
+
+    async def _find(self, request: Request, id: str) -> StoredResponse:
+        _, key = self._stored(request, id)
+        record = await self._history.find(key)
+        if record is None:
+            raise _not_found(id)
+        return record
+
+
+def add(app: FastAPI, models: ServedModels, history: History) -> None:
+    endpoints = ResponseEndpoints(models, history)
+
     def route(path: str, endpoint: Any, method: str, answer: Any, *errors: int, **more: Any) -> None:
         described = docs(answer, *errors, body=more.pop("body", None))
         described["openapi_extra"] |= more
         app.add_api_route(path, endpoint, methods=[method], tags=["responses"], **described)
 
     errors = (400, 401, 404, 408, 413, 503)
-    route(f"{PATH}/input_tokens", count_input_tokens, "POST", InputTokenCount, *errors, body=InputTokensRequest)
-    route(f"{_ONE}/input_items", list_input_items, "GET", ItemList, 400, 401, 404, 503, parameters=_PARAMETERS)
-    route(f"{_ONE}/cancel", cancel_response, "POST", ResponseObject, 400, 401, 404, 503)
-    route(_ONE, retrieve_response, "GET", ResponseObject, 400, 401, 404, 503)
-    route(_ONE, delete_response, "DELETE", DeletedResponse, 401, 404, 503)
+    route(
+        f"{PATH}/input_tokens", endpoints.count_input_tokens, "POST", InputTokenCount, *errors, body=InputTokensRequest
+    )
+    route(
+        f"{_ONE}/input_items", endpoints.list_input_items, "GET", ItemList, 400, 401, 404, 503, parameters=_PARAMETERS
+    )
+    route(f"{_ONE}/cancel", endpoints.cancel_response, "POST", ResponseObject, 400, 401, 404, 503)
+    route(_ONE, endpoints.retrieve_response, "GET", ResponseObject, 400, 401, 404, 503)
+    route(_ONE, endpoints.delete_response, "DELETE", DeletedResponse, 401, 404, 503)
 
 
 def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
