@@ -205,7 +205,7 @@ class Request:
         self.fork_of = fork_of
         self.meta = meta
         self.arrival_s = meta.arrival_s or 0.0
-        self.slo = None if meta.slo is None or meta.slo.empty else meta.slo
+        self.slo = meta.slo if meta.slo is not None and meta.slo.binds(params.max_tokens) else None
         self.deadline_s = meta.deadline_s
         self.tenant = meta.tenant
         self.priority = meta.priority

@@ -34,7 +34,11 @@ class Slo:
     @property
     def empty(self) -> bool:
         """True without any objective: best effort."""
-        return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
+        return not self.binds()
+
+    def binds(self, max_tokens: int = 2) -> bool:
+        """True if an output of at most `max_tokens` can miss an objective: a single token has no time per token."""
+        return bool(self.ttft_s or self.e2e_s or (self.tpot_s and max_tokens > 1))
 
     def missed(self, ttft_s: float, tpot_s: float, e2e_s: float) -> list[str]:
         """Return which of "ttft", "tpot" and "e2e" a finished request missed. `tpot_s` is 0 for a single token."""

@@ -36,6 +36,11 @@ def test_a_class_alone_promises_nothing() -> None:
     assert not Slo(tpot_s=0.1).empty
 
 
+def test_a_single_token_misses_no_tpot() -> None:
+    assert not Slo(tpot_s=0.1).binds(1) and Slo(tpot_s=0.1).binds(2)
+    assert Slo(ttft_s=0.1).binds(1) and Slo(e2e_s=0.1).binds(1) and not Slo(class_name="batch").binds(9)
+
+
 def test_objectives_and_refusals_travel() -> None:
     meta = RequestMeta(slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
     add = Add("a", Prompt([1], SequenceParams(), meta))

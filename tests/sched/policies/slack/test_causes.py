@@ -100,6 +100,13 @@ def test_what_an_idle_machine_would_miss_as_well(objectives: dict[str, float], r
     assert (rejection.reason, rejection.cause, rejection.hopeless) == (reason, Cause.IDLE, True)
 
 
+@pytest.mark.parametrize("objectives", [{}, {"ttft_s": 5.0}, {"e2e_s": 5.0}])
+def test_a_single_token_is_not_refused_for_its_pace(objectives: dict[str, float]) -> None:
+    made = state()
+    made.wait("a", 50, predicted=1, max_tokens=1, tpot_s=0.001, **objectives)
+    assert made.rejected(made.begin()) == {}
+
+
 @pytest.mark.parametrize("others", [0, 3])
 def test_an_end_that_an_idle_machine_would_not_promise_either(others: int) -> None:
     """A prompt of 0.1 s, then 10 tokens of 11 ms; but it may have 64 more, and then nothing is left for the prompt."""
@@ -109,6 +116,13 @@ def test_an_end_that_an_idle_machine_would_not_promise_either(others: int) -> No
     made.wait("a", 90, predicted=10, e2e_s=0.6)
     rejection = made.rejected(made.begin())["a"]
     assert (rejection.reason, rejection.cause) == ("e2e", Cause.IDLE)
+
+
+def test_a_single_token_could_have_had_an_end_whatever_its_pace() -> None:
+    made = state()
+    made.wait("a", 50, predicted=1, max_tokens=1, tpot_s=0.001, e2e_s=0.01)
+    rejection = made.rejected(made.begin())["a"]
+    assert rejection.reason == "e2e" and rejection.attainable_s is not None
 
 
 @pytest.mark.parametrize("others", [0, 3])
