@@ -52,7 +52,7 @@ from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.phases import phase
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
-from roseinfer.runner.start_notes import log_start_notes, warn_of_unused_sizes, without_head
+from roseinfer.runner.start_notes import log_start_notes, warn_of_small_cache, warn_of_unused_sizes, without_head
 
 # Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
@@ -140,14 +140,14 @@ def build_runner(
         sizes = tuple(map(group.minimum, pool_sizes(config.cache, pools, default_bytes)))
         blocks, num_slots = sizes[: groups.count], sum(sizes[groups.count :])
         num_blocks, *window_blocks = blocks
-        max_model_len = resolve_max_model_len(
-            config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
-        )
-        if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
+        asked, cache_tokens = config.model.max_model_len, num_blocks * config.cache.block_size
+        max_model_len = resolve_max_model_len(asked, spec.max_position, cache_tokens)
+        if pooling is not None and pooling.max_tokens is not None and asked is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
             noted = without_used_head(spec, head_spec)
             warn_of_unused_sizes(config.cache, groups, num_slots)
+            warn_of_small_cache(asked, spec.max_position, cache_tokens)
             hosted = config.cache.kv_offloading_size > 0
             log_start_notes(noted, folder, max_model_len, groups, blocks, num_slots, hosted=hosted)
         limits = StepLimits.of(config.scheduler, max_model_len, config.max_step_drafts)

@@ -43,6 +43,17 @@ def warn_of_unused_sizes(cache: CacheConfig, groups: KVGroups, num_slots: int) -
         log.warning("typical_context is ignored: the model has neither KV groups for windows nor recurrent states")
 
 
+def warn_of_small_cache(wanted: int | None, model_context: int, cache_tokens: int) -> None:
+    """Log that the KV cache shortens the context. `wanted`: the context that was asked for."""
+    if wanted is None and cache_tokens < model_context:
+        log.warning(
+            "the context is %d tokens instead of the model's %d: the KV cache has no room for more "
+            "(num_kv_blocks, kv_cache_memory_bytes or gpu_memory_utilization set its size)",
+            cache_tokens,
+            model_context,
+        )
+
+
 def without_head(model: ModelConfig) -> ModelConfig:
     """Return the options of a model whose output head is not used. Log an option for it, which changes nothing."""
     if model.lm_head_dtype == "auto":

@@ -8,7 +8,13 @@ from roseinfer.attention.groups import KVGroups
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.config.engine import CacheConfig
 from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
-from roseinfer.runner.start_notes import log_start_notes, share_beyond_windows, start_notes, warn_of_unused_sizes
+from roseinfer.runner.start_notes import (
+    log_start_notes,
+    share_beyond_windows,
+    start_notes,
+    warn_of_small_cache,
+    warn_of_unused_sizes,
+)
 from tests.helpers.checkpoints import make_reference
 from tests.helpers.gguf_files import write_model
 
@@ -85,3 +91,13 @@ def test_sizes_that_change_nothing_are_warned_of(
     assert not caplog.records, "defaults are not ignored"
     warn_of_unused_sizes(CacheConfig(state_slots=4, typical_context=100), KVGroups((0, 0), windows), num_slots)
     assert [record.getMessage().split()[0] for record in caplog.records] == ignored
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cache_tokens", "warned"), [(None, 48, True), (None, 2048, False), (48, 48, False), (None, 4096, False)]
+)
+def test_a_context_that_the_cache_shortens_is_warned_of(
+    wanted: int | None, cache_tokens: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_small_cache(wanted, 2048, cache_tokens)
+    assert ("the context is 48 tokens instead of the model's 2048" in caplog.text) == warned == bool(caplog.records)
