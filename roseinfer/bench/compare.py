@@ -34,7 +34,7 @@ def read_figures(path: str) -> dict[str, float]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path!r}: {error}") from None
+        raise ConfigError(f"cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from None
     found = _last_object(path, text)
     summary = found.get("summary")
     figures = _own_figures(summary) if isinstance(summary, dict) else _saved_figures(found)
