@@ -240,7 +240,7 @@ def unenforced_keywords(message: str) -> list[str]:
 
 
 def not_enforceable(names: list[str]) -> GrammarError:
-    listed = ", ".join(names)
+    listed = ", ".join(name if " " in name else repr(name) for name in names)
     return GrammarError(f"the schema is strict, and {listed} cannot be enforced", code="unsupported_schema")
 
 

@@ -95,7 +95,8 @@ UNSUPPORTED = [
 def test_unenforced_keywords_are_rejected_if_strict_and_named_if_lenient(schema: dict, keyword: str) -> None:
     with pytest.raises(GrammarError, match="cannot be enforced") as raised:
         of_schema(schema)
-    assert keyword in raised.value.message and raised.value.code == "unsupported_schema"
+    assert raised.value.code == "unsupported_schema"
+    assert all(name in raised.value.message for name in keyword.split(", "))
     assert set(keyword.split(", ")) <= set(of_schema(schema, strict=False).warnings)
 
 
@@ -218,7 +219,7 @@ def test_unknown_keywords_are_named() -> None:
 
 def test_options_in_a_schema_do_not_weaken_ours() -> None:
     inside = {"lenient": True, "whitespace_pattern": "[ ]*", "coerce_one_of": True, "json_allowed_escapes": "u"}
-    with pytest.raises(GrammarError, match="not cannot be enforced"):
+    with pytest.raises(GrammarError, match="'not' cannot be enforced"):
         of_schema({"x-guidance": inside, "not": {"type": "string"}})
     made = of_schema({"x-guidance": inside, **PERSON})
     assert made.warnings == ("x-guidance",)

@@ -53,7 +53,7 @@ def ask(prover: Prover, constraint: Constraint) -> ProofResult | None:
 def test_grammars_are_proved_or_refused(prover: Prover) -> None:
     assert isinstance(ask(prover, JSON_OBJECT), BuiltGrammar)
     assert ask(prover, JsonSchema(schema={"not": {}}, strict=True)) == ProofRefused(
-        "the schema is strict, and not cannot be enforced", "unsupported_schema"
+        "the schema is strict, and 'not' cannot be enforced", "unsupported_schema"
     )
     assert ask(prover, JsonSchema(schema={"not": {}})).warnings == ("not",)
 

@@ -147,7 +147,7 @@ def test_what_is_ignored_is_named(server: LiveServer) -> None:
         (json_schema(name="a" * 65), "response_format", "name must be", None),
         (json_schema(strict="yes"), "response_format", "valid boolean", None),
         (json_schema({"type": "array", "uniqueItems": True}, strict=True), "response_format",
-         "strict, and uniqueItems cannot be enforced", "unsupported_schema"),
+         "strict, and 'uniqueItems' cannot be enforced", "unsupported_schema"),
         (json_schema({"type": "string", "minLength": 2, "maxLength": 1}), "response_format", "minLength",
          "invalid_grammar"),
         (json_schema({"$ref": "#/$defs/N", "$defs": {"N": {"$ref": "#/$defs/N"}}}), "response_format",
