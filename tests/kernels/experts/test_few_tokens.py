@@ -162,8 +162,10 @@ def test_what_is_supported(device):
 
 
 def test_programs_of_the_default_config():
-    """Qwen3-30B-A3B, whole and a half of it, and Mixtral: nothing is read twice, and enough run at once."""
-    for top_k, hidden, width in ((8, 2048, 768), (8, 2048, 384), (2, 4096, 14336)):
+    """Qwen3-30B-A3B, whole and a half of it, Qwen3.6-35B-A3B and Mixtral: nothing is read twice, and enough run at
+    once.
+    """
+    for top_k, hidden, width in ((8, 2048, 768), (8, 2048, 384), (8, 2048, 512), (2, 4096, 14336)):
         for tokens, scaled in itertools.product((1, 2, 8), ("none", "block")):
             config = choose_few_config(tokens, top_k, hidden, width, scaled)
             assert width % (config.gate_up.block_n * config.gate_up.tiles) == 0 and width % config.down.block_k == 0
@@ -176,3 +178,5 @@ def test_programs_of_the_default_config():
 def test_the_default_config_is_the_fastest_measured_one(scaled, tiles):
     cuts = [choose_few_config(tokens, 8, 2048, 768, scaled).gate_up for tokens in (1, 2, 4, 8)]
     assert [(cut.block_n, cut.tiles) for cut in cuts] == tiles
+    cut = choose_few_config(1, 8, 2048, 512, "block").gate_up
+    assert (cut.block_n, cut.tiles, cut.warps, cut.lanes) == (16, 1, 8, 8)
