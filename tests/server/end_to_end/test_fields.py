@@ -60,7 +60,7 @@ def test_prompt_and_output_together_may_exceed_the_context(client: openai.OpenAI
 
 
 def test_truncated_prompts(client: openai.OpenAI, llm: LLM) -> None:
-    text = "".join(f"value_{i} = {i}\n" for i in range(2000))
+    text = "".join(f"value_{i} = {i}\n" for i in range(400))
     for truncate, kept in ((30, 30), (-1, 1280 - 10)):
         params = replace(PARAMS, max_tokens=10, truncate_prompt_tokens=truncate)
         body: dict[str, Any] = {**GREEDY, "prompt": text, "max_tokens": 10}
