@@ -6,10 +6,11 @@ and others read it (`recorded:FILE,wrong=0.2`).
 
 import json
 import logging
-import random
-from array import array
-from hashlib import blake2b
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b, shake_128
 from pathlib import Path
+from typing import NamedTuple
 
 from roseinfer.core.config.speculation import RecordedValues
 from roseinfer.core.errors import ConfigError
@@ -17,12 +18,13 @@ from roseinfer.core.request import Request
 from roseinfer.sched.drafting.proposer import Proposal
 
 NAME = "recorded"
+_DRAW_BYTES = 4
 log = logging.getLogger("roseinfer.engine")
 
 
 def request_key(request: Request) -> str:
     """Return what requests with the same output have in common: the prompt and, if it is drawn, the seed."""
-    digest = blake2b(array("q", request.tokens[: request.prompt_len]).tobytes(), digest_size=16)
+    digest = blake2b(struct.pack(f"<{request.prompt_len}i", *request.tokens[: request.prompt_len]), digest_size=16)
     if not request.params.greedy:
         digest.update(request.seed.to_bytes(8, "little", signed=True))
     return digest.hexdigest()
@@ -48,6 +50,13 @@ class OutputRecorder:
                 file.write(json.dumps(line) + "\n")
 
 
+class _Recording(NamedTuple):
+    """Recorded output and as many random numbers below 2 ** 32."""
+
+    token_ids: Sequence[int]
+    draws: Sequence[int]
+
+
 class RecordedProposer:
     """Proposer of the same request's recorded output. Each guess is wrong with the probability `values.wrong`.
 
@@ -59,31 +68,33 @@ class RecordedProposer:
         self._wrong = values.wrong
         self._seed = values.seed
         self._vocab_size = vocab_size
-        self._guesses: dict[str, list[int]] = {}  # by request
+        self._recordings: dict[str, _Recording] = {}  # by request
 
     def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
-        guesses = self._guesses.get(request.request_id)
-        if guesses is None:
-            guesses = self._guesses[request.request_id] = self._some_wrong(request_key(request))
+        recording = self._recordings.get(request.request_id)
+        if recording is None:
+            recording = self._recordings[request.request_id] = self._recording(request_key(request))
         first = request.num_outputs + len(after)
-        found = tuple(guesses[first : first + limit])
+        found = tuple(map(self._guess, *(numbers[first : first + limit] for numbers in recording)))
         return Proposal(NAME, found, (1 - self._wrong,) * len(found)) if found else None
 
-    def _some_wrong(self, key: str) -> list[int]:
-        rng = random.Random(f"{self._seed} {key}")
-        others = self._vocab_size - 1
-        return [
-            (token + 1 + rng.randrange(others)) % self._vocab_size if rng.random() < self._wrong else token
-            for token in self._outputs.get(key, ())
-        ]
+    def _recording(self, key: str) -> _Recording:
+        """Return the recording of a request. Cheap, since under load many requests first ask in the same step."""
+        tokens = self._outputs.get(key, ())
+        noise = shake_128(f"{self._seed} {key}".encode()).digest(_DRAW_BYTES * len(tokens))
+        return _Recording(tokens, struct.unpack(f"<{len(tokens)}I", noise))
+
+    def _guess(self, token: int, draw: int) -> int:
+        wrong = draw < self._wrong * 256**_DRAW_BYTES
+        return (token + 1 + draw % (self._vocab_size - 1)) % self._vocab_size if wrong else token
 
     def ended(self, request: Request) -> None:
         """Forget a request. Log a warning if its output is not the recorded one, so that later guesses were wrong."""
-        if self._guesses.pop(request.request_id, None):
-            recorded = self._outputs[request_key(request)]
+        recording = self._recordings.pop(request.request_id, None)
+        if recording is not None:
             output = request.tokens[request.prompt_len :]
             differs = next(
-                (i for i, pair in enumerate(zip(output, recorded, strict=False)) if pair[0] != pair[1]), None
+                (i for i, pair in enumerate(zip(output, recording.token_ids, strict=False)) if pair[0] != pair[1]), None
             )
             if differs is not None:
                 log.warning("%s: the output differs from the recorded one at token %d", request.request_id, differs)
