@@ -14,7 +14,7 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.drafts import DraftCost, features
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.drafting.chances import ChanceTable
+from roseinfer.sched.drafting.chances import ChanceTable, RequestChances, learn
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import (
     MAX_DRAFTED_STEPS,
@@ -147,10 +147,11 @@ def test_tokens_that_a_guide_forces_are_certain_whatever_the_proposer_is_worth()
 def test_shares_of_right_guesses_are_learnt_whatever_the_proposer_believes(true: float) -> None:
     for estimate in (None, 0.5, 0.95):
         table, rng = ChanceTable(), random.Random(1)
+        proposal = Proposal("test", (1, 2), (estimate, estimate) if estimate else ())
         for _ in range(600):
-            table.add("test", 0, estimate, rng.random() < true)
-        assert table.chance("test", 0, estimate) == pytest.approx(true, abs=0.08)
-        assert table.chance("test", 1, estimate) == pytest.approx(estimate or 0.5), "other positions are as before"
+            learn(table, RequestChances(), proposal, 1, int(rng.random() < true))
+        assert table.shares(proposal)[0] == pytest.approx(true, abs=0.08)
+        assert table.shares(proposal)[1] == pytest.approx(estimate or 0.5), "other positions are as before"
 
 
 @pytest.mark.parametrize("count", [1, 64])

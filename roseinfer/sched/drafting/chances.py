@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from roseinfer.sched.drafting.proposer import FORCED, Proposal
 
@@ -18,6 +17,9 @@ _UNTRIED_GAIN_SHARE = 1 / 64  # of the chance of the depth before, for each chai
 _MIN_CHANCE_SHARE = 1e-6
 
 
+Key = tuple[str, int, int]  # proposer, position and bin of its estimate
+
+
 class ChanceTable:
     """Shares of right guesses by proposer, position and the proposer's estimate.
 
@@ -25,17 +27,34 @@ class ChanceTable:
     """
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[str, int, int], list[float]] = {}  # verified and right guesses, decayed
+        self._cells: dict[Key, list[float]] = {}  # verified and right guesses, decayed
+        self._shares: dict[tuple[str, int, int, tuple[float, ...]], Sequence[float]] = {}  # since a guess was added
 
-    def chance(self, proposer: str, position: int, estimate: float | None) -> float:
-        prior = DEFAULT_CHANCE_SHARE if estimate is None else estimate
-        verified, right = self._cells.get(_key(proposer, position, estimate), (0.0, 0.0))
-        return (_PRIOR_COUNT * prior + right) / (_PRIOR_COUNT + verified)
+    def shares(self, proposal: Proposal) -> Sequence[float]:
+        """Return for each guess of a proposal the share of similar ones that were right."""
+        alike = (proposal.proposer, proposal.forced, len(proposal.token_ids), proposal.chances)
+        found = self._shares.get(alike)
+        if found is None:
+            found = self._shares[alike] = [
+                _share(estimate, *self._cells.get(key, (0.0, 0.0))) for key, estimate in _keys(proposal)
+            ]
+        return found
 
-    def add(self, proposer: str, position: int, estimate: float | None, right: bool) -> None:
-        cell = self._cells.setdefault(_key(proposer, position, estimate), [0.0, 0.0])
-        cell[0] += 1 - _CELL_DECAY_SHARE * cell[0]
-        cell[1] += right - _CELL_DECAY_SHARE * cell[1]
+    def add(self, key: Key, estimate: float | None, right: bool) -> float:
+        """Add a guess that was verified. Return its share before."""
+        self._shares.clear()
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = [0.0, 0.0]
+        verified, found = cell
+        cell[0] += 1 - _CELL_DECAY_SHARE * verified
+        cell[1] += right - _CELL_DECAY_SHARE * found
+        return _share(estimate, verified, found)
+
+
+def _share(estimate: float | None, verified: float, right: float) -> float:
+    prior = DEFAULT_CHANCE_SHARE if estimate is None else estimate
+    return (_PRIOR_COUNT * prior + right) / (_PRIOR_COUNT + verified)
 
 
 class RequestChances:
@@ -100,43 +119,31 @@ def share_at(shares: Sequence[float], depth: int) -> float:
     return shares[-1] if shares else DEFAULT_CHANCE_SHARE
 
 
-class _Guess(NamedTuple):
-    """Key of one guess in the table. `forced`: the guess is a guide's."""
-
-    proposer: str
-    position: int
-    estimate: float | None
-    forced: bool
-
-
-def _guesses(proposal: Proposal) -> Iterator[_Guess]:
-    """Yield the guesses of a proposal. Those that a guide forces are alike, wherever they are."""
+def _keys(proposal: Proposal) -> Iterator[tuple[Key, float | None]]:
+    """Yield the key and the estimate of each guess. Those that a guide forces are alike, wherever they are."""
     own: Sequence[float | None] = proposal.chances or (None,) * len(proposal.token_ids)
+    proposer, forced = proposal.proposer, proposal.forced
     for position, estimate in enumerate(own):
-        if position < proposal.forced:
-            yield _Guess(FORCED, 0, 1.0, True)
+        if position < forced:
+            yield (FORCED, 0, _BINS_COUNT - 1), 1.0
+        elif estimate is None:
+            yield (proposer, position - forced, _NO_ESTIMATE_BIN), None
         else:
-            yield _Guess(proposal.proposer, position - proposal.forced, estimate, False)
+            yield (proposer, position - forced, min(_BINS_COUNT - 1, int(estimate * _BINS_COUNT))), estimate
 
 
-def chances(table: ChanceTable, record: RequestChances | None, proposal: Proposal) -> Iterator[float]:
-    """Yield for each guess the chance that it and all before it are right."""
-    product, factor = 1.0, 1.0 if record is None else record.factor
-    for guess in _guesses(proposal):
-        share = table.chance(guess.proposer, guess.position, guess.estimate)
-        product *= min(MAX_CHANCE_SHARE, share if guess.forced else factor * share)
-        yield product
+def chances(table: ChanceTable, record: RequestChances | None, proposal: Proposal) -> list[float]:
+    """Return for each guess the chance that it and all before it are right."""
+    product, factor, found = 1.0, 1.0 if record is None else record.factor, []
+    for position, share in enumerate(table.shares(proposal)):
+        product *= min(MAX_CHANCE_SHARE, share if position < proposal.forced else factor * share)
+        found.append(product)
+    return found
 
 
 def learn(table: ChanceTable, record: RequestChances, proposal: Proposal, drafted: int, accepted: int) -> None:
     """Add the verified guesses: the `accepted` first of `drafted` were right. Those after a wrong one show nothing."""
-    for number, guess in enumerate(islice(_guesses(proposal), min(drafted, accepted + 1))):
-        right = number < accepted
-        if not guess.forced:
-            record.add(table.chance(guess.proposer, guess.position, guess.estimate), right)
-        table.add(guess.proposer, guess.position, guess.estimate, right)
-
-
-def _key(proposer: str, position: int, estimate: float | None) -> tuple[str, int, int]:
-    share = _NO_ESTIMATE_BIN if estimate is None else min(_BINS_COUNT - 1, int(estimate * _BINS_COUNT))
-    return proposer, position, share
+    for number, (key, estimate) in enumerate(islice(_keys(proposal), min(drafted, accepted + 1))):
+        chance = table.add(key, estimate, number < accepted)
+        if number >= proposal.forced:
+            record.add(chance, number < accepted)

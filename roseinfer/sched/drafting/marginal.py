@@ -146,10 +146,11 @@ class MarginalPricing:
 
     # --- the choice ---------------------------------------------------------------------------------------------
     def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
-        self._expect(candidates)
+        found = [self._chances(candidate) for candidate in candidates]
+        self._expect(candidates, found)
         counts, saved_s = [0] * len(candidates), -self._head_s
         if candidates:
-            saved_s += self._fill(counts, self._cost.params.work(builder.rows), candidates, limit)
+            saved_s += self._fill(counts, self._cost.params.work(builder.rows), candidates, found, limit)
         drafted = any(counts)
         if not drafted and self._probes.untried:
             self._sample(counts, candidates, limit)
@@ -169,15 +170,24 @@ class MarginalPricing:
                 self.unguessed(candidate.request)
         return counts
 
-    def _fill(self, counts: list[int], work: Work, candidates: Sequence[DraftCandidate], limit: int) -> float:
-        """Set the counts of drafts. Return the seconds that they will probably save."""
+    def _fill(
+        self,
+        counts: list[int],
+        work: Work,
+        candidates: Sequence[DraftCandidate],
+        found: Sequence[Sequence[float]],
+        limit: int,
+    ) -> float:
+        """Set the counts of drafts, whose chances are `found`. Return the seconds that they will probably save."""
         params = self._cost.params
         basket = _Basket(params, work, limit)
         first = [c.request.request_id in self._room.first for c in candidates] if self._room.first else []
-        guesses = [self._guesses(params, index, candidate) for index, candidate in enumerate(candidates)]
-        seen = candidates[self._step % len(candidates)]
-        if seen.proposal.proposer in HEADS:
-            self._depths.add(self._chances(seen))
+        guesses = [
+            self._guesses(params, index, *pair) for index, pair in enumerate(zip(candidates, found, strict=True))
+        ]
+        seen = self._step % len(candidates)
+        if candidates[seen].proposal.proposer in HEADS:
+            self._depths.add(found[seen])
         for index in [index for index, needs in enumerate(first) if needs]:
             basket.take_for_one(guesses[index], counts)
             guesses[index] = []
@@ -189,11 +199,11 @@ class MarginalPricing:
         self._spent_s = basket.spent_s
         return basket.saved_s
 
-    def _expect(self, candidates: Sequence[DraftCandidate]) -> None:
-        """Let the policy know what the step's rows can expect of drafts."""
+    def _expect(self, candidates: Sequence[DraftCandidate], found: Sequence[Sequence[float]]) -> None:
+        """Let the policy know what the step's rows can expect of drafts, whose chances are `found`."""
         if self._cost.draft_steps < MIN_DRAFTED_STEPS:
             return
-        rows = [list(accumulate(self._chances(candidate))) for candidate in candidates]
+        rows = [list(accumulate(own)) for own in found]
         for candidate, gains in zip(candidates, rows, strict=True):
             self._record_of(candidate.request).gains = gains
         if len(rows) + len(self._unguessed) >= MIN_ROWS_COUNT:
@@ -207,9 +217,10 @@ class MarginalPricing:
         for number in range(min(limit, len(candidates), _MAX_SAMPLED_COUNT)):
             counts[number] = 1
 
-    def _guesses(self, params: CostParams, index: int, candidate: DraftCandidate) -> list[_Guess]:
+    def _guesses(
+        self, params: CostParams, index: int, candidate: DraftCandidate, found: Sequence[float]
+    ) -> list[_Guess]:
         context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
-        found = self._chances(candidate)
         if candidate.proposal.proposer in HEADS:
             self._depths_of(candidate.request).add(found)
         return [_Guess(index, chance, context_s) for chance in found if chance >= MIN_CHANCE_SHARE]
@@ -217,7 +228,7 @@ class MarginalPricing:
     def _chances(self, candidate: DraftCandidate) -> Sequence[float]:
         record = self._records.get(candidate.request.request_id)
         own = None if record is None else record.by_proposer.get(candidate.proposal.proposer)
-        return list(chances(self._table, own, candidate.proposal))
+        return chances(self._table, own, candidate.proposal)
 
     # --- drafts of a head -----------------------------------------------------------------------------------------
     def ahead(self, builder: PlanBuilder, wanted: Sequence[tuple[Request, int]], limit: int) -> Sequence[int]:
@@ -279,7 +290,7 @@ class MarginalPricing:
             record.empty, record.pause = 0, 1
             return
         record.empty += 1
-        if record.empty >= _MAX_EMPTY_STEPS and next(iter(self._chances(candidate))) < _MIN_FIRST_CHANCE_SHARE:
+        if record.empty >= _MAX_EMPTY_STEPS and self._chances(candidate)[0] < _MIN_FIRST_CHANCE_SHARE:
             record.resume = self._step + 1 + record.pause
             record.pause = min(2 * record.pause, _MAX_PAUSE_STEPS)
 
@@ -355,15 +366,23 @@ class _Basket:
 
         They may take `room_s` seconds, and must give `least` times what it has without them.
         """
-        best, taken, best_state = least * self.rate, 0, self._state()
-        for number, guess in enumerate(guesses, 1):
-            price_s = self.price_s(guess)
-            if self._left <= 0 or self.spent_s + price_s > room_s:
+        rows, alone_s, costs, experts_s = self._rows, self._alone_s, self._costs, self._params.experts_s
+        tokens, left, gain, spent_s = self._tokens, self._left, self.gain, self.spent_s
+        best, taken = least * self.rate, 0
+        verify_s = 0.0 if self._taken else costs.verify_s
+        for number, guess in enumerate(guesses[:left], 1):
+            spent_s += costs.one_more_s(tokens) + experts_s(1, tokens) + guess.context_s + verify_s
+            if spent_s > room_s:
                 break
-            self._take(guess, price_s)
-            if self.rate > best:
-                best, taken, best_state = self.rate, number, self._state()
-        self._tokens, self._left, self._taken, self._depth, self.gain, self.spent_s = best_state
+            verify_s = 0.0
+            tokens += 1
+            gain += guess.chance
+            rate = (rows + gain) / (alone_s + spent_s)
+            if rate > best:
+                best, taken, self.gain, self.spent_s = rate, number, gain, spent_s
+        self._tokens += taken
+        self._left -= taken
+        self._taken += taken
         for guess in guesses[:taken]:
             counts[guess.candidate] += 1
 
@@ -407,9 +426,6 @@ class _Basket:
         self._left -= 1
         self._taken += 1
         self._depth = max(self._depth, guess.depth)
-
-    def _state(self) -> tuple[int, int, int, int, float, float]:
-        return self._tokens, self._left, self._taken, self._depth, self.gain, self.spent_s
 
 
 def _one_deeper(chains: Sequence[_Chain], depth: int, worth: float) -> list[_Chain]:
