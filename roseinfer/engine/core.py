@@ -356,6 +356,7 @@ class EngineCore:
         self._planned = plan is not None
         if plan is not None:
             self._submit(plan)
+        self.scheduler.catch_up()
         self._is_idle_turn = plan is None and not self._in_flight and not outputs
         return outputs
 

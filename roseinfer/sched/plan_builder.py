@@ -118,9 +118,11 @@ class PlanBuilder:
         """
         self._extend(request.request_id, growth)
         name = request.request_id
-        row = self._rows[name]
+        _, seat, start, _, _, sample, write_from, table_from, new_blocks, _ = self._rows[name]
         count = 1 + len(drafts)
-        self._rows[name] = row._replace(count=count, logits=count, drafts=drafts)
+        self._rows[name] = new_row(
+            (name, seat, start, count, count, sample, write_from, table_from, new_blocks, drafts)
+        )
         self.tokens_left -= len(drafts)
         self._num_drafts += len(drafts)
         request.pending -= 1

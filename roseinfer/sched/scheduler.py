@@ -329,6 +329,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[SequenceOutput]:
         """Apply a completed step. Results of requests that ended meanwhile are dropped here, and only here."""
         assert plan.step == result.step and len(plan.rows) == len(result.rows), "a result belongs to one plan"
+        self.catch_up()
         outputs: list[SequenceOutput] = []
         if plan.copies or plan.groups:
             self.kv.copies_done(plan.copies, [group.copies for group in plan.groups])
@@ -413,9 +414,7 @@ class Scheduler:
         scored = self._score_prompt(request, row, result)
         output = None
         if row.sample:
-            output = self._report(request, kept, first, result, scored, now_s)
-            if drafts:
-                output = output._replace(drafts=drafts)
+            output = self._report(request, kept, first, result, scored, drafts, now_s)
         elif scored:
             output = SequenceOutput(request.request_id, prompt_logprobs=scored)
         if request.in_flight == 0 and request.status is Status.WAITING:
@@ -437,11 +436,12 @@ class Scheduler:
         first: bool,
         result: RowResult,
         scored: tuple[TokenLogprobs, ...] | None,
+        drafts: tuple[DraftRun, ...],
         now_s: float,
     ) -> SequenceOutput:
         """Build the output for the sampled tokens that were `kept`, and end the request if they do.
 
-        `first`: they are the first of the request.
+        `first`: they are the first of the request. `drafts`: that the row verified.
         """
         assert kept or result.vector is not None, "a row that samples has a token or a vector, or an error"
         name, started, end = request.request_id, None, None
@@ -460,7 +460,12 @@ class Scheduler:
         elif result.error is not None:
             end = self.roster.finish(request, FinishReason.ERROR, now_s, error=result.error)
         logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
-        return SequenceOutput(name, kept, logprobs, scored, started, end)
+        return new_output((name, kept, logprobs, scored, started, end, drafts))
+
+    def catch_up(self) -> None:
+        """Do what no plan needs at once: learn from verified drafts. Best called while a step runs."""
+        if self.drafting is not None:
+            self.drafting.learn()
 
     # --- inspection ---------------------------------------------------------------------------------------------
     def stats(self) -> SchedulerStats:

@@ -134,9 +134,10 @@ def _keys(proposal: Proposal) -> Iterator[tuple[Key, float | None]]:
 
 def chances(table: ChanceTable, record: RequestChances | None, proposal: Proposal) -> list[float]:
     """Return for each guess the chance that it and all before it are right."""
-    product, factor, found = 1.0, 1.0 if record is None else record.factor, []
-    for position, share in enumerate(table.shares(proposal)):
-        product *= min(MAX_CHANCE_SHARE, share if position < proposal.forced else factor * share)
+    shares, forced = table.shares(proposal), proposal.forced
+    factor, product, found = 1.0 if record is None else record.factor, 1.0, []
+    for share in [*shares[:forced], *[factor * share for share in shares[forced:]]] if factor != 1.0 else shares:
+        product *= share if share < MAX_CHANCE_SHARE else MAX_CHANCE_SHARE
         found.append(product)
     return found
 

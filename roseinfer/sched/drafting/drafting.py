@@ -1,6 +1,7 @@
 """Drafting: which drafts a planned step verifies, and what came of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.outputs import DraftRun, DraftStats, accepted_of
@@ -16,6 +17,15 @@ from roseinfer.sched.drafting.proposer import FORCED, Proposal, Proposer
 from roseinfer.sched.drafting.proposers.index_budget import IndexBudget
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import NO_LIMITS, DraftRoom
+
+
+class _VerifiedRow(NamedTuple):
+    """Row with `drafted` drafts, `kept` tokens of which became output."""
+
+    candidate: DraftCandidate
+    runs: tuple[DraftRun, ...]
+    drafted: int
+    kept: int
 
 
 class Drafting:
@@ -42,6 +52,7 @@ class Drafting:
         self._index_budget = index_budget or IndexBudget()
         self._max_drafts = max_drafts
         self._verifying: dict[str, DraftCandidate] = {}  # by request, in steps in flight
+        self._verified: list[_VerifiedRow] = []  # rows to learn from
 
     def wants_known_tokens(self, running: Collection[Request]) -> bool:
         """Return True if the next step may have drafts, for which the tokens of earlier steps must be known."""
@@ -118,9 +129,10 @@ class Drafting:
         self, builder: PlanBuilder, candidate: DraftCandidate, drafts: tuple[int, ...], kv: KvManager, reserve: int
     ) -> None:
         """Let the request's row verify as many drafts as fit into its blocks and spare ones."""
-        request = candidate.request
-        growth = _grow_if_free(request, request.planned + len(drafts), kv, reserve)
-        drafts = drafts[: max(0, request.capacity - request.planned)]
+        request, growth = candidate.request, None
+        if request.planned + len(drafts) > request.capacity:
+            growth = _grow_if_free(request, request.planned + len(drafts), kv, reserve)
+            drafts = drafts[: max(0, request.capacity - request.planned)]
         if drafts:
             builder.set_drafts(request, drafts, growth)
             self._verifying[request.request_id] = candidate
@@ -156,21 +168,33 @@ class Drafting:
                 self.head.made(request, drafts)
 
     def stats(self) -> tuple[DraftStats, ...]:
+        self.learn()
         return tuple(
             DraftStats(proposer, counts.steps, tuple(counts.drafted), tuple(counts.accepted))
             for proposer, counts in self.counts.items()
         )
 
     def verified(self, request: Request, row: Row, kept: int) -> tuple[DraftRun, ...]:
-        """Learn from a row with drafts, `kept` tokens of which became output (at least 1). Return its drafts."""
+        """Take note of a row with drafts, `kept` tokens of which became output (at least 1). Return its drafts.
+
+        `learn` does the rest, which no step has to wait for.
+        """
         candidate = self._verifying.pop(request.request_id)
-        drafted, accepted = len(row.drafts), kept - 1
-        self._pricing.verified(candidate, drafted, accepted)
+        drafted = len(row.drafts)
         runs = _runs_of(candidate.proposal, drafted)
-        self._count(runs, kept)
+        self._verified.append(_VerifiedRow(candidate, runs, drafted, kept))
+        return runs
+
+    def learn(self) -> None:
+        """Learn from the rows that were verified since the last call."""
+        if not self._verified:
+            return
+        for candidate, runs, drafted, kept in self._verified:
+            self._pricing.verified(candidate, drafted, kept - 1)
+            self._count(runs, kept)
+        self._verified.clear()
         if self.head is not None and self.head.name in self.counts:
             self.head.review(self.counts[self.head.name])
-        return runs
 
     def _count(self, runs: tuple[DraftRun, ...], kept: int) -> None:
         """Count the drafts of a row, those of each proposer. The row counts as one of its first draft's proposer."""
@@ -185,6 +209,7 @@ class Drafting:
 
     def ended(self, request: Request) -> None:
         """Forget a request that has ended."""
+        self.learn()
         self._verifying.pop(request.request_id, None)
         self._pricing.ended(request)
         for proposer in self.proposers:

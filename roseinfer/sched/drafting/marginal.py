@@ -6,7 +6,8 @@ count at the speed of a step without drafts and prompts. `docs/explanation/draft
 A head makes its drafts a step before they are verified. It is asked for as many as are expected to pay for both.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -72,6 +73,10 @@ class _Guess(NamedTuple):
     chance: float
     context_s: float
     depth: int = 0
+
+
+# The named tuple's own __new__ would double the cost, and each step makes one for every guess.
+_new_guess: Callable[[tuple[int, float, float, int]], _Guess] = partial(tuple.__new__, _Guess)
 
 
 class _Chain(NamedTuple):
@@ -223,7 +228,7 @@ class MarginalPricing:
         context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
         if candidate.proposal.proposer in HEADS:
             self._depths_of(candidate.request).add(found)
-        return [_Guess(index, chance, context_s) for chance in found if chance >= MIN_CHANCE_SHARE]
+        return [_new_guess((index, chance, context_s, 0)) for chance in found if chance >= MIN_CHANCE_SHARE]
 
     def _chances(self, candidate: DraftCandidate) -> Sequence[float]:
         record = self._records.get(candidate.request.request_id)
