@@ -218,6 +218,8 @@ class Drafting:
 
 def _runs_of(proposal: Proposal, drafted: int) -> tuple[DraftRun, ...]:
     """Return who guessed the first `drafted` drafts of a proposal: a guide those that it forces, then the proposer."""
+    if not proposal.forced:
+        return (DraftRun(proposal.proposer, drafted),)
     forced = min(proposal.forced, drafted)
     runs = (DraftRun(FORCED, forced), DraftRun(proposal.proposer, drafted - forced))
     return tuple(run for run in runs if run.length)

@@ -28,6 +28,7 @@ from roseinfer.sched.policy import DraftRoom
 MIN_GAIN_RATIO = 1.1  # of tokens per second with drafts to those without, for the first step with drafts
 MIN_TRUSTED_STEPS = 8  # observed steps without drafts, before anything is compared with them
 MAX_DRAFTED_STEPS = 64  # in a row, before one without drafts shows whether the machine's speed has changed
+MAX_PLANNED_DRAFTED_STEPS = 16  # the same, while the policy counts on drafts, and so on what it would lose without
 MAX_EARLY_DRAFTED_STEPS = 3  # the same, until this many steps without drafts are known
 MIN_CHANCE_SHARE = 0.02  # of a guess with those before it
 _MAX_EMPTY_STEPS = 2  # without a right draft, before a request pauses
@@ -134,7 +135,9 @@ class MarginalPricing:
             self._head_s, self._declined = 0.0, False
             self._probes.skip(step, self._running)
             return False
-        most = MAX_DRAFTED_STEPS if self._cost.steps >= KNOWN_STEPS_COUNT else MAX_EARLY_DRAFTED_STEPS
+        most = MAX_PLANNED_DRAFTED_STEPS if room.planned else MAX_DRAFTED_STEPS
+        if self._cost.steps < KNOWN_STEPS_COUNT:
+            most = MAX_EARLY_DRAFTED_STEPS
         if self._cost.steps < MIN_TRUSTED_STEPS or self._drafted_steps >= most:
             self._drafted_steps = 0
             self._plain = True
