@@ -155,10 +155,11 @@ class MarginalPricing:
     # --- the choice ---------------------------------------------------------------------------------------------
     def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
         found = [self._chances(candidate) for candidate in candidates]
-        self._expect(candidates, found)
+        work = self._cost.params.work(builder.rows)
+        self._expect(candidates, found, work.prompt_tokens)
         counts, saved_s = [0] * len(candidates), -self._head_s
         if candidates:
-            saved_s += self._fill(counts, self._cost.params.work(builder.rows), candidates, found, limit)
+            saved_s += self._fill(counts, work, candidates, found, limit)
         drafted = any(counts)
         if not drafted and self._probes.untried:
             self._sample(counts, candidates, limit)
@@ -202,12 +203,14 @@ class MarginalPricing:
         each_s = max(basket.each_s, _LEAST_S)
         rest = [guess for own in guesses for guess in own]
         rest.sort(key=lambda guess: guess.chance / (each_s + guess.context_s), reverse=True)
-        least = 1.0 if self._drafted_steps else MIN_GAIN_RATIO
-        basket.take_best(rest, counts, self._room.seconds, least)
+        least = 1.0 if self._drafted_steps or self._room.planned else MIN_GAIN_RATIO
+        basket.take_best(rest, counts, self._room.seconds, least, verifies=self._room.planned)
         self._spent_s = basket.spent_s
         return basket.saved_s
 
-    def _expect(self, candidates: Sequence[DraftCandidate], found: Sequence[Sequence[float]]) -> None:
+    def _expect(
+        self, candidates: Sequence[DraftCandidate], found: Sequence[Sequence[float]], prompt_tokens: int
+    ) -> None:
         """Let the policy know what the step's rows can expect of drafts, whose chances are `found`."""
         if self._cost.draft_steps < MIN_DRAFTED_STEPS:
             return
@@ -215,7 +218,7 @@ class MarginalPricing:
         for candidate, gains in zip(candidates, rows, strict=True):
             self._record_of(candidate.request).gains = gains
         if len(rows) + len(self._unguessed) >= MIN_ROWS_COUNT:
-            self._yields.expect([*rows, *self._unguessed])
+            self._yields.expect([*rows, *self._unguessed], prompt_tokens)
 
     def _sample(self, counts: list[int], candidates: Sequence[DraftCandidate], limit: int) -> None:
         """Set the counts of a few first guesses, which show what they cost and how often they are right.
@@ -369,15 +372,18 @@ class _Basket:
             own += guess.chance
             counts[guess.candidate] += 1
 
-    def take_best(self, guesses: Sequence[_Guess], counts: list[int], room_s: float, least: float) -> None:
+    def take_best(
+        self, guesses: Sequence[_Guess], counts: list[int], room_s: float, least: float, *, verifies: bool = False
+    ) -> None:
         """Take the first of the ordered `guesses`, as many as give the step the most tokens per second.
 
-        They may take `room_s` seconds, and must give `least` times what it has without them.
+        They may take `room_s` seconds, and must give `least` times what it has without them. `verifies`: that a step
+        has drafts is decided, so it is what it has if it verifies none that counts.
         """
         rows, alone_s, costs, experts_s = self._rows, self._alone_s, self._costs, self._params.experts_s
         tokens, left, gain, spent_s = self._tokens, self._left, self.gain, self.spent_s
-        best, taken = least * self.rate, 0
         verify_s = 0.0 if self._taken else costs.verify_s
+        best, taken = least * (rows + gain) / (alone_s + spent_s + verifies * verify_s), 0
         for number, guess in enumerate(guesses[:left], 1):
             spent_s += costs.one_more_s(tokens) + experts_s(1, tokens) + guess.context_s + verify_s
             if spent_s > room_s:

@@ -31,6 +31,7 @@ class DraftYields:
 
     `enabled`: the engine drafts. `by_head`: the runner's head makes the drafts, in the same steps. `gains`: right
     drafts in a step that most decoding rows can expect with 1, 2, ... drafts. Empty before any is known.
+    `prompt_tokens`: mean of these steps, which make drafts dearer.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class DraftYields:
         self._ended: dict[str, deque[tuple[int, int, int]]] = {}  # steps, tokens and drafts of each; newest tenant last
         self._known: dict[str, DraftYield | None] = {}
         self.gains: list[float] = []
+        self.prompt_tokens = 0.0
         self._gain_steps = 0
 
     def add(self, tenant: str, steps: int, tokens: int, drafts: int) -> None:
@@ -55,10 +57,11 @@ class DraftYields:
         ended.append((steps, tokens, drafts))
         self._known.pop(tenant, None)
 
-    def expect(self, rows: Sequence[Sequence[float]]) -> None:
-        """Learn the `gains` of the rows of a step; a row without guesses has none."""
+    def expect(self, rows: Sequence[Sequence[float]], prompt_tokens: int) -> None:
+        """Learn the `gains` of the rows of a step with so many tokens of prompts; a row without guesses has none."""
         depth = max([len(row) for row in rows])
         self._gain_steps = min(MAX_GAIN_STEPS, self._gain_steps + 1)
+        self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / self._gain_steps
         low = int(LOW_SHARE * len(rows))
         for drafts in range(depth):
             found = sorted([row[min(drafts, len(row) - 1)] if row else 0.0 for row in rows])[low]

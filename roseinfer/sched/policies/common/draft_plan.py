@@ -12,6 +12,7 @@ from roseinfer.sched.policies.common.ledger import Track
 CHANGE_SHARE = 0.03  # of the machine, which a change to more or fewer drafts has to save
 COUNTED_SHARE = 0.85  # of the expected right drafts: rows without luck set the length of steps
 LUCK_SHARE = 0.1  # of the machine, which a plan with drafts has to save
+KEPT_LUCK_SHARE = 0.05  # the same, to stay in force: the end of a plan leaves more requests than there is time for
 
 
 class DraftPlan(NamedTuple):
@@ -20,17 +21,17 @@ class DraftPlan(NamedTuple):
     tokens: float = 1.0
     drafts: int = 0
 
-    def priced(self, params: CostParams, rows: int, by_head: bool) -> CostParams:
-        """Return the costs of steps in which each of about `rows` rows has the planned drafts. `by_head`: see
-        `DraftYields`.
-        """
+    def priced(self, params: CostParams, rows: int, yields: DraftYields) -> CostParams:
+        """Return the costs of steps in which each of about `rows` rows has the planned drafts."""
         count = self.drafts * rows
         if not count:
             return params
         cost = params.draft_cost
-        each_s = (cost.seconds(features(rows, count, 0.0)) - cost.verify_s) / count + params.experts_s(1, rows + count)
-        head_s = cost.head_s(self.drafts, 0) if by_head else 0.0
-        each_s += cost.head_draft_s if by_head else 0.0
+        others = rows + yields.prompt_tokens
+        each_s = (cost.seconds(features(others, count, 0.0)) - cost.verify_s) / count
+        each_s += params.experts_s(1, int(others) + count)
+        head_s = cost.head_s(self.drafts, 0) if yields.by_head else 0.0
+        each_s += cost.head_draft_s if yields.by_head else 0.0
         return replace(
             params,
             step_s=params.step_s + cost.verify_s + head_s,
@@ -49,8 +50,8 @@ def best_plan(yields: DraftYields, params: CostParams, tracks: Sequence[Track], 
     cost. `present`: plan that is in force.
     """
     plans = [NO_DRAFTS, *(DraftPlan(1 + COUNTED_SHARE * gain, drafts) for drafts, gain in enumerate(yields.gains, 1))]
-    needed = {plan: _needed(plan, plan.priced(params, len(tracks), yields.by_head), tracks) for plan in plans}
-    needed[NO_DRAFTS] -= LUCK_SHARE
+    needed = {plan: _needed(plan, plan.priced(params, len(tracks), yields), tracks) for plan in plans}
+    needed[NO_DRAFTS] -= KEPT_LUCK_SHARE if present.drafts else LUCK_SHARE
     for plan in plans:
         needed[plan] -= CHANGE_SHARE * (plan.drafts == present.drafts)
     return min(plans, key=needed.__getitem__)

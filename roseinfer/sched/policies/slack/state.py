@@ -69,7 +69,7 @@ class SlackState:
             return self.cost.params
         base, plan, priced = self._priced
         if base is not self.cost.params or plan is not self.plan:
-            priced = self.plan.priced(self.cost.params, len(self.batch), self.yields.by_head)
+            priced = self.plan.priced(self.cost.params, len(self.batch), self.yields)
             self._priced = (self.cost.params, self.plan, priced)
         return priced
 
