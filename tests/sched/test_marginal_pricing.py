@@ -142,6 +142,14 @@ def test_tokens_that_a_guide_forces_are_certain_whatever_the_proposer_is_worth()
     assert step.pricing.expected(DraftCandidate(step.requests[0], step.proposal)) == pytest.approx(2.0, abs=0.1)
 
 
+@pytest.mark.parametrize(("planned", "draft_s", "drafted"), [(False, 8e-6, 0), (True, 8e-6, 1), (True, 8e-3, 0)])
+def test_a_step_of_a_plan_verifies_what_pays_for_itself(planned: bool, draft_s: float, drafted: int) -> None:
+    """Drafts must also pay for what a verifying step takes longer, but not under a plan."""
+    step = Step(replace(GPU, drafts=DraftCost(5e-3, draft_s, draft_s, draft_s, 0.0)), 4, [0.5])
+    step.choose(DraftRoom(inf, planned=planned))  # the first step tries some drafts in any case
+    assert (step.choose(DraftRoom(inf, planned=planned)) or [0] * 4) == [drafted] * 4
+
+
 # --- what is learnt -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("true", [0.2, 0.8])
 def test_shares_of_right_guesses_are_learnt_whatever_the_proposer_believes(true: float) -> None:

@@ -25,16 +25,22 @@ SECONDS = 2.0
 
 
 @cache
-def good_share(rate: float, acceptance: float | None) -> float:
-    """Return the share of the requests that meet their objectives."""
+def good_share(
+    rate: float,
+    acceptance: float | None,
+    cost: CostParams = COST,
+    known: CostParams | None = PLAIN,
+    seconds: float = SECONDS,
+) -> float:
+    """Return the share of the requests that meet their objectives. `known`: costs that the scheduler starts with."""
     rng, arrivals, at_s = random.Random(0), list[Arrival](), 0.0
-    while (at_s := at_s + rng.expovariate(rate)) < SECONDS:
+    while (at_s := at_s + rng.expovariate(rate)) < seconds:
         slo = Slo(*rng.choice(TTFT_TPOT_S))
         arrivals.append(Arrival(at_s, [5] * rng.randint(32, 1024), rng.randint(16, 512), slo))
     shares = (acceptance,) * 4 if acceptance else ()
-    machine = Machine(COST, num_kv_blocks=20_000, prefix_caching=False, acceptance=shares)
+    machine = Machine(cost, num_kv_blocks=20_000, prefix_caching=False, acceptance=shares)
     config = scheduler_config(max_num_seqs=512, max_num_batched_tokens=2048)
-    estimates = Estimates(cost=CostModel(PLAIN))
+    estimates = Estimates(cost=CostModel() if known is None else CostModel(known))
     return fmean(life.good for life in simulate(arrivals, config, machine, estimates=estimates).lifetimes)
 
 
@@ -45,3 +51,12 @@ def test_likely_drafts_serve_more_requests() -> None:
 @pytest.mark.exhaustive
 def test_unlikely_drafts_serve_hardly_fewer() -> None:
     assert good_share(50, 0.4) > good_share(50, None) - 0.01
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("many_draft_s", [20e-6, 40e-6])
+def test_a_cold_engine_serves_hardly_fewer(many_draft_s: float) -> None:
+    """Costs are as measured on an H200 (28 November 2026), and unknown at first."""
+    plain = CostParams(step_s=4.7e-3, token_s=12.5e-6, pair_s=6.5e-9, row_s=8e-6, context_s=40e-9)
+    cost = replace(plain, drafts=DraftCost(1e-3, 30e-6, 16e-6, many_draft_s, 2e-9))
+    assert good_share(50, 0.6, cost, None, 12.0) > good_share(50, None, cost, None, 12.0) - 0.01
