@@ -45,10 +45,13 @@ class FewConfig:
     evict_first: bool = False
 
 
-# For weights in four bits: outputs per tile of gate and up, and the columns of all experts of a token that a program of
-# down takes at once. For MXFP4 also programs of gate and up, and most tiles of one.
-_INT4_BLOCK_N, _MXFP4_BLOCK_N, _FOUR_BIT_COLUMNS = 16, 8, 4096
-_MXFP4_PROGRAMS, _MAX_MXFP4_TILES = 384, 3
+# For weights in int4: outputs per tile of gate and up. For both kinds of four bits: the columns of all experts of a
+# token that a program of down takes at once.
+_INT4_BLOCK_N, _FOUR_BIT_COLUMNS = 16, 4096
+# For MXFP4, with so many pairs of token and expert, and with more: outputs per tile of gate and up, most tiles of a
+# program, its warps, programs that an H200 runs, and loads of down ahead.
+_MAX_WIDE_MXFP4_PAIRS = 8
+_MXFP4_CUTS = (16, 6, 8, 240, 2), (8, 3, 4, 384, 1)
 # For weights in 16 bits, and for codes: programs of gate and up that an H200 runs, and their fewest and most outputs
 # per tile.
 _PROGRAMS = 1024, 512
@@ -70,7 +73,7 @@ def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: 
     narrow, pairs = scaled != "none", tokens * top_k
     if scaled in ("mxfp4", "int4", "nvfp4"):
         gate_up = _four_bit_gate_up(pairs, hidden, width, scaled)
-        return FewConfig(gate_up, _four_bit_down(top_k, width), evict_first=True)
+        return FewConfig(gate_up, _four_bit_down(pairs, top_k, width, scaled), evict_first=True)
     block_n, widest = _BLOCK_N[narrow]
     wanted = pairs * cdiv(width, block_n) // _PROGRAMS[narrow]
     if wanted > _MAX_NARROW_TILES:
@@ -108,19 +111,24 @@ def _choose_down(tokens: int, pairs: int, top_k: int, width: int, narrow: bool) 
 def _four_bit_gate_up(pairs: int, hidden: int, width: int, scaled: str) -> GateUpConfig:
     """Return how gate and up are divided for weights in four bits.
 
-    Of five divisions at 1, 2, 4 and 8 tokens of gpt-oss-20b's shape, and in int4 also of Qwen3-30B-A3B's, it is the
-    fastest or within 6% of it (H200, torch 2.11, Triton 3.6; 2026-11-28). A width such as 2,880 leaves less of a
-    smaller block of columns empty.
+    For int4, of five divisions at 1, 2, 4 and 8 tokens of gpt-oss-20b's and Qwen3-30B-A3B's shapes, it is the fastest
+    or within 6% of it; for MXFP4, of 23 at 1, 2, 3, 4 and 8 tokens of gpt-oss-20b's shape, within 6% (H200, torch 2.11,
+    Triton 3.6; 2026-11-28). A width such as 2,880 leaves less of a smaller block of columns empty.
     """
     across = min(1024, max(512, next_power_of_2(hidden)))
     if scaled != "mxfp4":
         return GateUpConfig(_INT4_BLOCK_N, 1, block_k=across, lanes=8)
-    slices = cdiv(width, _MXFP4_BLOCK_N)
-    tiles = _divisor(slices, min(_MAX_MXFP4_TILES, pairs * slices // _MXFP4_PROGRAMS))
-    return GateUpConfig(_MXFP4_BLOCK_N, tiles, block_k=across, lanes=8)
+    block_n, most, warps, programs, _ = _mxfp4_cut(pairs)
+    slices = cdiv(width, block_n)
+    tiles = _divisor(slices, min(most, pairs * slices // programs))
+    return GateUpConfig(block_n, tiles, block_k=across, warps=warps, lanes=8)
 
 
-def _four_bit_down(top_k: int, width: int) -> DownConfig:
+def _mxfp4_cut(pairs: int) -> tuple[int, int, int, int, int]:
+    return _MXFP4_CUTS[pairs > _MAX_WIDE_MXFP4_PAIRS]
+
+
+def _four_bit_down(pairs: int, top_k: int, width: int, scaled: str) -> DownConfig:
     """Return how down is divided for weights in four bits.
 
     The largest blocks that divide a width of 2,880 have 64 columns, so blocks may be masked.
@@ -128,4 +136,4 @@ def _four_bit_down(top_k: int, width: int) -> DownConfig:
     along = _FOUR_BIT_COLUMNS // next_power_of_2(top_k)
     if width % along and width % (along // 2) == 0:
         along //= 2
-    return DownConfig(8, ahead=1, block_k=along)
+    return DownConfig(8, ahead=_mxfp4_cut(pairs)[-1] if scaled == "mxfp4" else 1, block_k=along)

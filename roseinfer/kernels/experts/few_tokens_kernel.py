@@ -1,10 +1,9 @@
 """Triton kernels of `experts_few`.
 
 A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
-float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`), or 32 in four bits. Those of MXFP4 become twice 16
-in FP8, those of int4 and NVFP4 are multiplied as float16 (`int4_weights`). The place is the last dimension of tensors.
-Of the other dimensions, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have
-work.
+float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`), or 32 in four bits, also multiplied in such pairs
+(`mxfp4_weights`, `int4_weights`, `nvfp4_weights`). The place is the last dimension of tensors. Of the other dimensions,
+Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have work.
 
 GROUP: columns of such a load. SCALE_COLUMNS: columns in four bits that share a scale, or in NVFP4 a word of them.
 factors_ptr: scales by channel, or factors of rows in NVFP4.
@@ -13,7 +12,7 @@ factors_ptr: scales by channel, or factors of rows in NVFP4.
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.int4_weights import multiply_blocks, prepare_blocks
 from roseinfer.kernels.experts.logit_order import expert_at, first_experts
-from roseinfer.kernels.experts.mxfp4_weights import fp8_codes, fp8_factors
+from roseinfer.kernels.experts.mxfp4_weights import multiply_codes, prepare_codes, scale_factors
 from roseinfer.kernels.experts.nvfp4_weights import multiply_e2m1_blocks
 from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow
@@ -59,7 +58,7 @@ def _prepared_32(low, high, later_low, later_high, SCALES: tl.constexpr, COMPILE
     if SCALES == "int4" or SCALES == "nvfp4":
         return prepare_blocks(low, high, later_low, later_high, SCALES == "nvfp4", COMPILED)
     else:
-        return narrow(low, high, COMPILED, True) + narrow(later_low, later_high, COMPILED, True)
+        return prepare_codes(low, high, later_low, later_high, COMPILED)
 
 
 @triton.jit
@@ -70,8 +69,7 @@ def _products(w, x, factors, GROUP: tl.constexpr, SCALES: tl.constexpr, COMPILED
     elif SCALES == "nvfp4":
         return multiply_e2m1_blocks(w, factors, x, COMPILED)
     elif GROUP == 32:
-        low, high = fp8_codes(w, COMPILED)
-        return (multiply(low, x[0], x[1], COMPILED) * x[2] + multiply(high, x[3], x[4], COMPILED) * x[5]) * factors
+        return multiply_codes(w, x, COMPILED) * factors
     elif GROUP == 16:
         return multiply(w, x[0], x[1], COMPILED) * (x[2] * factors)
     else:
@@ -114,7 +112,7 @@ def _laid_out(x, GROUP: tl.constexpr):
 @triton.jit
 def _factors_of(scales, SCALES: tl.constexpr):
     if SCALES == "mxfp4":
-        return fp8_factors(scales)
+        return scale_factors(scales)
     else:
         return scales
 

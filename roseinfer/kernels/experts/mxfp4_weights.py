@@ -1,4 +1,4 @@
-"""Decoding of MXFP4 (`mxfp4_codes`) in kernels: to bfloat16 for matrix units, and to FP8 for `fp8_pairs`.
+"""Decoding of MXFP4 (`mxfp4_codes`) in kernels: to bfloat16 for matrix units, and by way of FP8 to pairs of float16.
 
 A code has the bits of the sign, of two of the exponent, and of one of the mantissa. At the places of these in a larger
 format it is the same number times a power of two, also where the exponent is 0: such codes become subnormal numbers.
@@ -6,6 +6,7 @@ format it is the same number times a power of two, also where the exponent is 0:
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.code_order import codes_of_words, columns_of, columns_of_pairs, pair_of
+from roseinfer.kernels.linear.fp8_pairs import add_pairs, neighbours, pack, sum_of_pair
 
 
 @triton.jit
@@ -17,22 +18,74 @@ def scale_factors(scales):
 
 
 @triton.jit
-def fp8_factors(scales):
-    """Return the factors of codes from `fp8_codes`: the bias of FP8 (e4m3) is 7 instead of 1."""
-    return scale_factors(scales) * 64.0
+def prepare_codes(a, b, c, d, COMPILED: tl.constexpr):
+    """Prepare blocks of x for `multiply_codes`, divided by their largest. a to d: eight columns each, [A, B, C, 8]
+    float32.
+    """
+    largest = tl.maximum(tl.max(tl.abs(a), 3), tl.max(tl.abs(b), 3))
+    largest = tl.maximum(largest, tl.maximum(tl.max(tl.abs(c), 3), tl.max(tl.abs(d), 3)))
+    largest = tl.maximum(largest, 1e-30)
+    inverse = (1.0 / largest)[:, :, :, None]
+    a, b, c, d = a * inverse, b * inverse, c * inverse, d * inverse
+    if COMPILED:
+        a0, a1 = neighbours(a)
+        b0, b1 = neighbours(b)
+        c0, c1 = neighbours(c)
+        d0, d1 = neighbours(d)
+        return pack(a0, b0), pack(a1, b1), pack(c0, d0), pack(c1, d1), largest * 64.0  # codes are times 2^-6
+    else:
+        x0 = tl.reshape(tl.join(a, b), [a.shape[0], a.shape[1], a.shape[2], 16]).to(tl.float16)
+        x1 = tl.reshape(tl.join(c, d), [a.shape[0], a.shape[1], a.shape[2], 16]).to(tl.float16)
+        return x0, x1, x0, x1, largest
 
 
 @triton.jit
-def fp8_codes(w, COMPILED: tl.constexpr):
-    """Return the codes in the low and in the high bits of bytes as FP8 (four in an int32 if COMPILED)."""
+def _dot_of_eight(w, x0, x1, x2, x3):
+    """Multiply a word's eight codes, times 2^-6, by four pairs: return the sums of the halves, as a pair.
+
+    FP8 (e4m3), whose bias is 7 instead of 1, is widened two at a time.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 codes, part, pair, sum;
+        .reg .b16 low, high;
+        shl.b32 part, $1, 4;
+        and.b32 part, part, 0x80808080;
+        shl.b32 codes, $1, 2;
+        lop3.b32 codes, codes, 0x1C1C1C1C, part, 0xea;
+        mov.b32 {low, high}, codes;
+        cvt.rn.f16x2.e4m3x2 pair, low;
+        mul.rn.f16x2 sum, pair, $2;
+        cvt.rn.f16x2.e4m3x2 pair, high;
+        fma.rn.f16x2 sum, pair, $3, sum;
+        and.b32 part, $1, 0x80808080;
+        shr.u32 codes, $1, 2;
+        lop3.b32 codes, codes, 0x1C1C1C1C, part, 0xea;
+        mov.b32 {low, high}, codes;
+        cvt.rn.f16x2.e4m3x2 pair, low;
+        fma.rn.f16x2 sum, pair, $4, sum;
+        cvt.rn.f16x2.e4m3x2 pair, high;
+        fma.rn.f16x2 $0, pair, $5, sum;
+        }""",
+        "=r,r,r,r,r,r",
+        [w, x0, x1, x2, x3],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def multiply_codes(w, x, COMPILED: tl.constexpr):
+    """Return the sums over each block of codes times x, float32.
+
+    w: words of codes [.., 4]; without COMPILED their bytes. x: of `prepare_codes`.
+    """
     if COMPILED:
-        low = ((w << 4) & -0x7F7F7F80) | ((w << 2) & 0x1C1C1C1C)
-        high = (w & -0x7F7F7F80) | ((w >> 2) & 0x1C1C1C1C)
-        return low, high
+        return sum_of_pair(tl.reduce(_dot_of_eight(w, x[0], x[1], x[2], x[3]), -1, add_pairs)) * x[4]
     else:
-        low = ((w & 8) << 4) | ((w & 7) << 2)
-        high = (w & 128) | ((w & 112) >> 2)
-        return low.to(tl.float8e4nv, bitcast=True), high.to(tl.float8e4nv, bitcast=True)
+        low, high = _numbers(w), _numbers(w >> 4)
+        return tl.sum(low * x[0].to(tl.float32) + high * x[1].to(tl.float32), -1) * x[4]
 
 
 @triton.jit

@@ -98,27 +98,19 @@ def _concatenated(low, high):
 
 
 @triton.jit
-def narrow(low, high, COMPILED: tl.constexpr, INTERLEAVED: tl.constexpr = False):
+def narrow(low, high, COMPILED: tl.constexpr):
     """Return x / largest in two tensors of pairs for `_dot_of_four`, and `largest`, for each group.
 
-    low, high: the halves of groups, [A, B, C, 8] float32. INTERLEAVED: codes 2i and 2i + 1 of a group are those of
-    columns i and i + 8. Without COMPILED, for the interpreter, which has no such pairs: x / largest [A, B, C, 16]
-    float16, twice.
+    low, high: the halves of groups, [A, B, C, 8] float32. Without COMPILED, for the interpreter, which has no such
+    pairs: x / largest [A, B, C, 16] float16, twice.
     """
     largest = tl.maximum(tl.maximum(tl.max(tl.abs(low), 3), tl.max(tl.abs(high), 3)), 1e-30)
     inverse = (1.0 / largest)[:, :, :, None]
     low, high = low * inverse, high * inverse
-    if COMPILED and INTERLEAVED:
-        even, odd = neighbours(low)
-        later_even, later_odd = neighbours(high)
-        x01, x23 = pack(even, later_even), pack(odd, later_odd)
-    elif COMPILED:
+    if COMPILED:
         low01, low23 = _pairs_of(low)
         high01, high23 = _pairs_of(high)
         x01, x23 = _concatenated(low01, high01), _concatenated(low23, high23)
-    elif INTERLEAVED:
-        x01 = tl.reshape(tl.join(low, high), [low.shape[0], low.shape[1], low.shape[2], 16]).to(tl.float16)
-        x23 = x01
     else:
         x01 = _concatenated(low, high).to(tl.float16)
         x23 = x01

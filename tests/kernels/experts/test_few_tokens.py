@@ -180,3 +180,12 @@ def test_the_default_config_is_the_fastest_measured_one(scaled, tiles):
     assert [(cut.block_n, cut.tiles) for cut in cuts] == tiles
     cut = choose_few_config(1, 8, 2048, 512, "block").gate_up
     assert (cut.block_n, cut.tiles, cut.warps, cut.lanes) == (16, 1, 8, 8)
+
+
+def test_the_default_cuts_of_mxfp4_are_those_measured():
+    """Check gpt-oss-20b at 1, 2, 3, 4 and 8 tokens; a program holds whole tiles."""
+    found = [choose_few_config(tokens, 4, 2880, 2880, "mxfp4") for tokens in (1, 2, 3, 4, 8)]
+    gate_up = [(config.gate_up.block_n, config.gate_up.tiles, config.gate_up.warps) for config in found]
+    assert gate_up == [(16, 3, 8), (16, 6, 8), *[(8, 3, 4)] * 3]
+    assert [config.down.ahead for config in found] == [2, 2, 1, 1, 1]
+    assert all(2880 % (block_n * tiles) == 0 for block_n, tiles, _ in gate_up)
