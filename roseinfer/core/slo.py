@@ -12,6 +12,17 @@ from roseinfer.core.errors import InvalidRequestError
 NO_CLASS, CUSTOM_CLASS = "none", "custom"
 
 
+def _positive(name: str, value: object) -> float:
+    """Return an objective as a float. Raise `InvalidRequestError` unless it is a positive, finite number."""
+    try:
+        number = float(value) if isinstance(value, Real) and value is not True else inf
+    except OverflowError:
+        number = inf
+    if not 0 < number < inf:
+        raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r:.50}", f"slo.{name}")
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
     """Latency objectives in seconds; None = no objective.
@@ -28,8 +39,8 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s", "e2e_s"):
             value = getattr(self, name)
-            if not (value is None or (isinstance(value, Real) and value is not True and 0 < float(value) < inf)):
-                raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r}", f"slo.{name}")
+            if value is not None:
+                object.__setattr__(self, name, _positive(name, value))  # a float: other numbers cannot be sent
 
     @property
     def empty(self) -> bool:

@@ -35,7 +35,7 @@ class TraceRequest:
     def __post_init__(self) -> None:
         if not (isfinite(self.at_s) and self.prompt_len > 0 and self.output_len >= 0):
             found = f"{self.at_s:g} s, {self.prompt_len} and {self.output_len} tokens"
-            raise ValueError(f"a request must have a finite time and positive lengths, got {found}")
+            raise ValueError(f"a request must have a finite time, a prompt and no negative output, got {found}")
 
     def prompt_ids(self, vocab: int) -> list[int]:
         """Return tokens such that equal leading blocks give equal prefixes.
@@ -61,7 +61,7 @@ def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -
         raise ConfigError(f"trace: cannot read {path!r}: {error.strerror}") from error
     except KeyError as error:
         raise ConfigError(f"trace: {path!r} is no trace: {error} is missing") from error
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
         raise ConfigError(f"trace: {path!r} is no trace: {error}") from error
     if not lines:
         raise ConfigError(f"trace: {path} has no requests")

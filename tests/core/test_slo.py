@@ -1,9 +1,11 @@
 """Objectives: what is refused, and when they are met."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from roseinfer.core.errors import InvalidRequestError
@@ -15,7 +17,7 @@ from roseinfer.engine.messages import Add
 
 
 @pytest.mark.parametrize("name", ["ttft_s", "tpot_s", "e2e_s"])
-@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "1", [1]])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "1", [1], 10**400])
 def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         Slo(**{name: value})
@@ -41,8 +43,9 @@ def test_a_single_token_misses_no_tpot() -> None:
     assert Slo(ttft_s=0.1).binds(1) and Slo(e2e_s=0.1).binds(1) and not Slo(class_name="batch").binds(9)
 
 
-def test_objectives_and_refusals_travel() -> None:
-    meta = RequestMeta(slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
+@pytest.mark.parametrize("ttft_s", [0.5, Fraction(1, 2), np.float32(0.5)])
+def test_objectives_and_refusals_travel(ttft_s: Any) -> None:
+    meta = RequestMeta(slo=Slo(ttft_s, None, 2, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
     add = Add("a", Prompt([1], SequenceParams(), meta))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=Add) == add
     end = End(FinishReason.REJECTED, RequestTimes(1.0, 0.0, 0.0, 2.0), rejection=Rejection("e2e", 0.7, Cause.IDLE))

@@ -53,9 +53,10 @@ def positive_numbers(name: str, text: str | None, kind: Callable[[str], Number])
     """
     try:
         numbers = tuple(kind(part) for part in (text or "").split(",") if part.strip())
-    except ValueError:
-        numbers = (kind("0"),)
-    if any(not (isfinite(number) and number > 0) for number in numbers):
+        valid = all(isfinite(number) and number > 0 for number in numbers)
+    except (ValueError, OverflowError):
+        valid = False
+    if not valid:
         raise ConfigError(f"{name} must be positive numbers with commas between them, got {text!r}")
     return numbers
 

@@ -15,6 +15,7 @@ _REQUEST_PRIOR_COUNT = 3.0  # right guesses that a request's record begins with
 _REQUEST_DECAY_SHARE = 1 / 24
 _UNTRIED_GAIN_SHARE = 1 / 64  # of the chance of the depth before, for each chain that ends earlier
 _MIN_CHANCE_SHARE = 1e-6
+_MAX_KNOWN_COUNT = 1024  # kinds of proposals, between two guesses that are added
 
 
 Key = tuple[str, int, int]  # proposer, position and bin of its estimate
@@ -35,6 +36,8 @@ class ChanceTable:
         alike = (proposal.proposer, proposal.forced, len(proposal.token_ids), proposal.chances)
         found = self._shares.get(alike)
         if found is None:
+            if len(self._shares) >= _MAX_KNOWN_COUNT:
+                self._shares.clear()
             found = self._shares[alike] = [
                 _share(estimate, *self._cells.get(key, (0.0, 0.0))) for key, estimate in _keys(proposal)
             ]

@@ -42,7 +42,7 @@ def test_dear_drafts_are_not_planned_beside_prompts() -> None:
     assert plan(40, prompt_tokens=120).drafts == 0
 
 
-def test_a_plan_stays_while_it_saves_half_of_what_it_needs_to_begin() -> None:
+def test_a_plan_stays_while_it_saves_less_than_it_needs_to_begin() -> None:
     between = next(s for s in (1e-6 * n for n in range(16, 60)) if not plan(60, 80, s).drafts)
     assert plan(60, 80, between).drafts == 0
     assert plan(60, 80, between, present=DraftPlan(1.7, 2)).drafts > 0

@@ -9,10 +9,10 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.yields import DraftYields
 from roseinfer.sched.policies.common.ledger import Track
 
-CHANGE_SHARE = 0.03  # of the machine, which a change to more or fewer drafts has to save
+CHANGE_SHARE = 0.03  # of the machine, which a change from a plan to one with more or fewer drafts has to save
 COUNTED_SHARE = 0.85  # of the expected right drafts: rows without luck set the length of steps
-LUCK_SHARE = 0.1  # of the machine, which a plan with drafts has to save
-KEPT_LUCK_SHARE = 0.05  # the same, to stay in force: the end of a plan leaves more requests than there is time for
+BEGIN_SHARE = 0.13  # of the machine, which a plan has to save to come into force
+KEPT_SHARE = 0.02  # the same, to stay in force: the end of a plan leaves more requests than there is time for
 
 
 class DraftPlan(NamedTuple):
@@ -51,9 +51,9 @@ def best_plan(yields: DraftYields, params: CostParams, tracks: Sequence[Track], 
     """
     plans = [NO_DRAFTS, *(DraftPlan(1 + COUNTED_SHARE * gain, drafts) for drafts, gain in enumerate(yields.gains, 1))]
     needed = {plan: _needed(plan, plan.priced(params, len(tracks), yields), tracks) for plan in plans}
-    needed[NO_DRAFTS] -= KEPT_LUCK_SHARE if present.drafts else LUCK_SHARE
-    for plan in plans:
-        needed[plan] -= CHANGE_SHARE * (plan.drafts == present.drafts)
+    needed[NO_DRAFTS] -= KEPT_SHARE if present.drafts else BEGIN_SHARE
+    for plan in plans[1:]:
+        needed[plan] += CHANGE_SHARE * (0 < present.drafts != plan.drafts)
     return min(plans, key=needed.__getitem__)
 
 
