@@ -253,7 +253,7 @@ def reason(refused: str) -> str:
     """Return the reason of a rejection without parts of the schema."""
     keywords = re.search(r"strict, and (.*) cannot be enforced", refused)
     if keywords is not None:
-        return keywords[1]
+        return keywords[1].replace("'", "")
     return re.sub(r"'[^']*'|\"[^\"]*\"|/[^ ]*|\d+", "..", (refused.splitlines() or [""])[0])[:70]
 
 
