@@ -205,7 +205,7 @@ class Request:
         self.fork_of = fork_of
         self.meta = meta
         self.arrival_s = meta.arrival_s or 0.0
-        self.slo = meta.slo if meta.slo is not None and meta.slo.binds(params.max_tokens) else None
+        self.slo = meta.slo.for_output(params.max_tokens) if meta.slo is not None else None
         self.deadline_s = meta.deadline_s
         self.tenant = meta.tenant
         self.priority = meta.priority

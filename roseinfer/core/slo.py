@@ -1,26 +1,15 @@
 """Latency objectives of a request, and why it waited, ran late or was rejected."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf
 from numbers import Real
+from sys import float_info
 from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
 
 # Names in reports: of requests without objectives, and of objectives that the client set.
 NO_CLASS, CUSTOM_CLASS = "none", "custom"
-
-
-def _positive(name: str, value: object) -> float:
-    """Return an objective as a float. Raise `InvalidRequestError` unless it is a positive, finite number."""
-    try:
-        number = float(value) if isinstance(value, Real) and value is not True else inf
-    except OverflowError:
-        number = inf
-    if not 0 < number < inf:
-        raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r:.50}", f"slo.{name}")
-    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +28,20 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s", "e2e_s"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _positive(name, value))  # a float: other numbers cannot be sent
+            real = isinstance(value, Real) and value is not True
+            if not (value is None or (real and 0 < value <= float_info.max)):
+                raise InvalidRequestError(f"{name} must be a positive, finite number, got {value!r}", f"slo.{name}")
+            object.__setattr__(self, name, value and float(value))  # other numbers cannot be sent
 
     @property
     def empty(self) -> bool:
         """True without any objective: best effort."""
-        return not self.binds()
+        return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
 
-    def binds(self, max_tokens: int = 2) -> bool:
-        """True if an output of at most `max_tokens` can miss an objective: a single token has no time per token."""
-        return bool(self.ttft_s or self.e2e_s or (self.tpot_s and max_tokens > 1))
+    def for_output(self, max_tokens: int) -> "Slo | None":
+        """Return what an output of at most `max_tokens` can miss, None for nothing: a single token has no TPOT."""
+        kept = self if max_tokens > 1 or self.tpot_s is None else replace(self, tpot_s=None)
+        return None if kept.empty else kept
 
     def missed(self, ttft_s: float, tpot_s: float, e2e_s: float) -> list[str]:
         """Return which of "ttft", "tpot" and "e2e" a finished request missed. `tpot_s` is 0 for a single token."""

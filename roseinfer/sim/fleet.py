@@ -211,6 +211,7 @@ class SimulatedFleet:
     def ask(self, call: FleetRequest) -> RoutingRequest:
         """Return the routing request for what is left of a request now."""
         slo, adapter = call.arrival.slo, call.arrival.adapter
+        slo = None if slo is None else slo.for_output(call.arrival.output_len)
         ttft_s = slo.ttft_s if slo is not None else None
         tpot_s = slo.tpot_s if slo is not None else None
         e2e_s = slo.e2e_s if slo is not None else None

@@ -39,8 +39,10 @@ def test_a_class_alone_promises_nothing() -> None:
 
 
 def test_a_single_token_misses_no_tpot() -> None:
-    assert not Slo(tpot_s=0.1).binds(1) and Slo(tpot_s=0.1).binds(2)
-    assert Slo(ttft_s=0.1).binds(1) and Slo(e2e_s=0.1).binds(1) and not Slo(class_name="batch").binds(9)
+    slo = Slo(ttft_s=0.1, tpot_s=0.1, class_name="chat")
+    assert slo.for_output(1) == Slo(ttft_s=0.1, class_name="chat")
+    assert slo.for_output(2) is slo
+    assert Slo(tpot_s=0.1, class_name="chat").for_output(1) is None
 
 
 @pytest.mark.parametrize("ttft_s", [0.5, Fraction(1, 2), np.float32(0.5)])

@@ -108,7 +108,8 @@ def build_job(
         fitted = fit_context(params, len(entry.ids), context, kind.prompt)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
         opening = entry.generation_prompt_len
-        prompts.append(Prompt(entry.ids, fitted, meta, output.guide, None, prediction, opening))
+        own = meta if meta.slo is None else replace(meta, slo=meta.slo.for_output(fitted.max_tokens))
+        prompts.append(Prompt(entry.ids, fitted, own, output.guide, None, prediction, opening))
     if total > limits.max_total_tokens:
         message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
         raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")

@@ -74,7 +74,7 @@ class Job:
 
     @property
     def has_objectives(self) -> bool:
-        return self.meta.slo is not None and self.meta.slo.binds()
+        return self.meta.slo is not None and not self.meta.slo.empty
 
     @property
     def num_choices(self) -> int:

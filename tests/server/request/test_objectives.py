@@ -278,6 +278,15 @@ def test_all_of_it_reaches_the_engine(server: LiveServer, client: openai.OpenAI,
     assert request.arrival_s is not None and request.deadline_s == pytest.approx(request.arrival_s + 20)
 
 
+@pytest.mark.parametrize(("slo", "kept"), [({"tpot_ms": 1}, None), ({"tpot_ms": 1, "ttft_ms": 9}, Slo(ttft_s=0.009))])
+def test_a_single_token_has_no_tpot_for_router_and_engine(
+    server: LiveServer, slo: dict[str, Any], kept: Slo | None
+) -> None:
+    server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "slo": slo})
+    found = seen(server).prompt.meta.slo
+    assert found == (None if kept is None else replace(kept, class_name="custom"))
+
+
 def test_a_plain_request_is_promised_nothing(server: LiveServer) -> None:
     assert "slo" not in server.post("/v1/completions", {"prompt": "x"}).json()["usage"]
     request = seen(server).prompt.meta

@@ -31,7 +31,7 @@ class Track:
         self.tokens = request.tokens
         self.is_promised = slo is not None
         self.ttft_s = sane(slo.ttft_s if slo else None)
-        self.tpot_s = own_tpot_s(request)
+        self.tpot_s = sane(slo.tpot_s if slo else None)
         self.due_s = request.arrival_s + self.ttft_s
         self.end_s = request.arrival_s + sane(slo.e2e_s if slo else None)
         self.length = 0.0
@@ -117,11 +117,6 @@ class RequestStages(Generic[T]):
             if track is not None:
                 return track
         return None
-
-
-def own_tpot_s(request: Request) -> float:
-    """Return the request's TPOT objective, inf without one or for a single token, which has no time per token."""
-    return sane(request.slo.tpot_s if request.slo and request.params.max_tokens > 1 else None)
 
 
 def sane(objective_s: float | None) -> float:

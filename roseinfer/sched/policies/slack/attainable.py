@@ -3,7 +3,7 @@
 from copy import copy
 from math import inf
 
-from roseinfer.sched.policies.common.ledger import own_tpot_s
+from roseinfer.sched.policies.common.ledger import sane
 from roseinfer.sched.policies.slack import deadlines, rules
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.machine import StepMachine
@@ -63,7 +63,7 @@ def _relaxed(machine: StepMachine, track: SlackTrack, reason: str, value_s: floa
         slo = track.request.slo
         relaxed.end_s = track.request.arrival_s + value_s
         relaxed.ttft_s = (slo and slo.ttft_s) or inf
-        relaxed.tpot_s = own_tpot_s(track.request)
+        relaxed.tpot_s = sane(slo.tpot_s if slo else None)
         deadlines.bound_whole(machine.state, relaxed)
     relaxed.tokens_per_step = 1.0
     if track.tpot_s < inf:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
-from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
+from roseinfer.core.request import Prompt, kept_prompt_tokens
 from roseinfer.server.formats.common_job import AnswerKind, CommonSettings, new_job, read_objectives
 from roseinfer.server.formats.pooling.request import PoolingFields
 from roseinfer.server.formats.unsupported import (
@@ -114,14 +114,11 @@ def _objectives(call: RequestContext, request: PoolingFields, model: str, warnin
     if request.slo is not None and request.slo.tpot_ms is not None:
         raise bad_request("slo.tpot_ms is not supported: there are no tokens after the first", "slo.tpot_ms")
     promised = read_objectives(call, request, model, warnings)
-    return replace(promised, meta=_without_tpot(promised.meta))
-
-
-def _without_tpot(meta: RequestMeta) -> RequestMeta:
-    """Return the terms without the objective that a class or a header sets for tokens after the first."""
-    if meta.slo is None or meta.slo.tpot_s is None:
-        return meta
-    return replace(meta, slo=replace(meta.slo, tpot_s=None))
+    meta = promised.meta
+    if meta.slo is None:
+        return promised
+    # A class or a header may set TPOT. The name of the class stays.
+    return replace(promised, meta=replace(meta, slo=replace(meta.slo, tpot_s=None)))
 
 
 def _truncation(call: RequestContext, request: PoolingFields) -> Truncation | None:
