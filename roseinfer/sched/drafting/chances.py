@@ -18,7 +18,7 @@ _MIN_CHANCE_SHARE = 1e-6
 _MAX_KNOWN_COUNT = 1024  # kinds of proposals, between two guesses that are added
 
 
-Key = tuple[str, int, int]  # proposer, position and bin of its estimate
+GuessKey = tuple[str, int, int]  # proposer, position and bin of its estimate
 
 
 class ChanceTable:
@@ -28,7 +28,7 @@ class ChanceTable:
     """
 
     def __init__(self) -> None:
-        self._cells: dict[Key, list[float]] = {}  # verified and right guesses, decayed
+        self._cells: dict[GuessKey, list[float]] = {}  # verified and right guesses, decayed
         self._shares: dict[tuple[str, int, int, tuple[float, ...]], Sequence[float]] = {}  # since a guess was added
 
     def shares(self, proposal: Proposal) -> Sequence[float]:
@@ -43,7 +43,7 @@ class ChanceTable:
             ]
         return found
 
-    def add(self, key: Key, estimate: float | None, right: bool) -> float:
+    def add(self, key: GuessKey, estimate: float | None, right: bool) -> float:
         """Add a guess that was verified. Return its share before."""
         self._shares.clear()
         cell = self._cells.get(key)
@@ -122,7 +122,7 @@ def share_at(shares: Sequence[float], depth: int) -> float:
     return shares[-1] if shares else DEFAULT_CHANCE_SHARE
 
 
-def _keys(proposal: Proposal) -> Iterator[tuple[Key, float | None]]:
+def _keys(proposal: Proposal) -> Iterator[tuple[GuessKey, float | None]]:
     """Yield the key and the estimate of each guess. Those that a guide forces are alike, wherever they are."""
     own: Sequence[float | None] = proposal.chances or (None,) * len(proposal.token_ids)
     proposer, forced = proposal.proposer, proposal.forced
@@ -137,10 +137,10 @@ def _keys(proposal: Proposal) -> Iterator[tuple[Key, float | None]]:
 
 def chances(table: ChanceTable, record: RequestChances | None, proposal: Proposal) -> list[float]:
     """Return for each guess the chance that it and all before it are right."""
-    shares, forced = table.shares(proposal), proposal.forced
-    factor, product, found = 1.0 if record is None else record.factor, 1.0, []
-    for share in [*shares[:forced], *[factor * share for share in shares[forced:]]] if factor != 1.0 else shares:
-        product *= share if share < MAX_CHANCE_SHARE else MAX_CHANCE_SHARE
+    forced, factor, product, found = proposal.forced, 1.0 if record is None else record.factor, 1.0, []
+    for position, share in enumerate(table.shares(proposal)):
+        own = share if position < forced else factor * share
+        product *= own if own < MAX_CHANCE_SHARE else MAX_CHANCE_SHARE  # faster than min()
         found.append(product)
     return found
 
