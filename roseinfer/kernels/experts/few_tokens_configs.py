@@ -1,6 +1,7 @@
 """Configs of `experts_few`, by rule."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 
@@ -45,13 +46,24 @@ class FewConfig:
     evict_first: bool = False
 
 
+class _Mxfp4Cut(NamedTuple):
+    """Division in MXFP4: outputs per tile of gate and up, most tiles of a program, its warps, programs that an H200
+    runs, and loads of down ahead.
+    """
+
+    block_n: int
+    most_tiles: int
+    warps: int
+    programs: int
+    ahead: int
+
+
+# With so many pairs of token and expert at most, and with more.
+_MAX_WIDE_MXFP4_PAIRS = 8
+_WIDE_MXFP4_CUT, _NARROW_MXFP4_CUT = _Mxfp4Cut(16, 6, 8, 240, 2), _Mxfp4Cut(8, 3, 4, 384, 1)
 # For weights in int4: outputs per tile of gate and up. For both kinds of four bits: the columns of all experts of a
 # token that a program of down takes at once.
 _INT4_BLOCK_N, _FOUR_BIT_COLUMNS = 16, 4096
-# For MXFP4, with so many pairs of token and expert, and with more: outputs per tile of gate and up, most tiles of a
-# program, its warps, programs that an H200 runs, and loads of down ahead.
-_MAX_WIDE_MXFP4_PAIRS = 8
-_MXFP4_CUTS = (16, 6, 8, 240, 2), (8, 3, 4, 384, 1)
 # For weights in 16 bits, and for codes: programs of gate and up that an H200 runs, and their fewest and most outputs
 # per tile.
 _PROGRAMS = 1024, 512
@@ -118,14 +130,14 @@ def _four_bit_gate_up(pairs: int, hidden: int, width: int, scaled: str) -> GateU
     across = min(1024, max(512, next_power_of_2(hidden)))
     if scaled != "mxfp4":
         return GateUpConfig(_INT4_BLOCK_N, 1, block_k=across, lanes=8)
-    block_n, most, warps, programs, _ = _mxfp4_cut(pairs)
-    slices = cdiv(width, block_n)
-    tiles = _divisor(slices, min(most, pairs * slices // programs))
-    return GateUpConfig(block_n, tiles, block_k=across, warps=warps, lanes=8)
+    cut = _mxfp4_cut(pairs)
+    slices = cdiv(width, cut.block_n)
+    tiles = _divisor(slices, min(cut.most_tiles, pairs * slices // cut.programs))
+    return GateUpConfig(cut.block_n, tiles, block_k=across, warps=cut.warps, lanes=8)
 
 
-def _mxfp4_cut(pairs: int) -> tuple[int, int, int, int, int]:
-    return _MXFP4_CUTS[pairs > _MAX_WIDE_MXFP4_PAIRS]
+def _mxfp4_cut(pairs: int) -> _Mxfp4Cut:
+    return _WIDE_MXFP4_CUT if pairs <= _MAX_WIDE_MXFP4_PAIRS else _NARROW_MXFP4_CUT
 
 
 def _four_bit_down(pairs: int, top_k: int, width: int, scaled: str) -> DownConfig:
@@ -136,4 +148,4 @@ def _four_bit_down(pairs: int, top_k: int, width: int, scaled: str) -> DownConfi
     along = _FOUR_BIT_COLUMNS // next_power_of_2(top_k)
     if width % along and width % (along // 2) == 0:
         along //= 2
-    return DownConfig(8, ahead=_mxfp4_cut(pairs)[-1] if scaled == "mxfp4" else 1, block_k=along)
+    return DownConfig(8, ahead=_mxfp4_cut(pairs).ahead if scaled == "mxfp4" else 1, block_k=along)

@@ -7,7 +7,13 @@ of bytes have the first scale, and the others the second. Numbers are code * sca
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.code_order import codes_of_words, columns_of, columns_of_pairs
 from roseinfer.kernels.linear.fp8_pairs import add_pairs, sum_of_pair
-from roseinfer.kernels.linear.nvfp4_codes import NEGATIVE_ZERO, e2m1_numbers, scale_numbers, scale_pairs, widened_pair
+from roseinfer.kernels.linear.nvfp4_codes import (
+    NEGATIVE_ZERO,
+    scale_numbers,
+    scale_pairs,
+    tiny_e2m1_numbers,
+    widened_pair,
+)
 
 
 def _assembly(kind: str) -> str:
@@ -59,7 +65,9 @@ def widened_nvfp4(words, scales, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
     else:
         codes = codes_of_words(words)  # the last dimension is the half of the block
         both = scale_numbers(tl.join(scales, scales >> 8))[:, :, None, None, :]
-        return columns_of((e2m1_numbers(codes) * both).to(DTYPE), (e2m1_numbers(codes >> 16) * both).to(DTYPE))
+        return columns_of(
+            (tiny_e2m1_numbers(codes) * both).to(DTYPE), (tiny_e2m1_numbers(codes >> 16) * both).to(DTYPE)
+        )
 
 
 @triton.jit
@@ -88,7 +96,7 @@ def multiply_e2m1_blocks(w, scales, x, COMPILED: tl.constexpr):
         of_second = sum_of_pair(tl.reduce(of_second, -1, add_pairs))
     else:
         codes = w.to(tl.int32)
-        of_first = tl.sum(e2m1_numbers(codes) * x0.to(tl.float32), -1)
-        of_second = tl.sum(e2m1_numbers(codes >> 4) * x1.to(tl.float32), -1)
+        of_first = tl.sum(tiny_e2m1_numbers(codes) * x0.to(tl.float32), -1)
+        of_second = tl.sum(tiny_e2m1_numbers(codes >> 4) * x1.to(tl.float32), -1)
     scales = scales.to(tl.int32)
     return (of_first * scale_numbers(scales) + of_second * scale_numbers(scales >> 8)) * largest

@@ -94,7 +94,7 @@ def scale_numbers(words):
 
 
 @triton.jit
-def e2m1_numbers(codes):
+def tiny_e2m1_numbers(codes):
     """Return the codes in the low four bits, times 2^-14, as float32."""
     bits = ((codes & 8) << 12) | ((codes & 7) << 9)
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -124,7 +124,7 @@ def e2m1_halves(codes, words, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
     if COMPILED:
         return pairs_of_words(codes, tl.broadcast_to(scales, codes.shape), DTYPE)
     else:
-        low, high = halves_of_bytes(e2m1_numbers(codes.to(tl.int32)), e2m1_numbers(codes.to(tl.int32) >> 4))
+        low, high = halves_of_bytes(tiny_e2m1_numbers(codes.to(tl.int32)), tiny_e2m1_numbers(codes.to(tl.int32) >> 4))
         return (low * scales).to(DTYPE), (high * scales).to(DTYPE)
 
 
@@ -154,7 +154,7 @@ def _interpreted_dot(w, scales, x0, x1, x2, x3):
         x = (x0, x1, x2, x3)[i]
         even, odd = tl.split(tl.permute(tl.reshape(x, [x.shape[0], x.shape[1], 1, 2, 4]), (0, 1, 2, 4, 3)))
         codes = w >> (4 * i)
-        result += (e2m1_numbers(codes) * even + e2m1_numbers(codes >> 16) * odd) * scales
+        result += (tiny_e2m1_numbers(codes) * even + tiny_e2m1_numbers(codes >> 16) * odd) * scales
     return result
 
 
