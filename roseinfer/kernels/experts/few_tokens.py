@@ -29,6 +29,10 @@ from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 # Above this nearly all experts are read, and programs of one token each would read them repeatedly.
 MAX_TOKENS = 16
+# The most pairs of a token and an expert, for each 8 experts, with which these kernels are faster than tiles; in FP8
+# also the most in all (H200, torch 2.11, Triton 3.6; 2026-11-28; docs/research/2026-11-kernels.md has the times).
+_MAX_PAIRS_OF_8_EXPERTS = {"none": 4, "channel": 4, "block": 4, "mxfp4": 4, "int4": 3, "nvfp4": 3}
+_MAX_FP8_PAIRS = 112
 # Columns of a load of 16 bytes.
 _GROUP_COLUMNS = {"none": 8, "channel": 16, "block": 16, "mxfp4": 32, "int4": 32, "nvfp4": 32}
 
@@ -132,11 +136,12 @@ def _biased(x: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Te
 def few_pays(tokens: int, weights: ExpertWeights, top_k: int) -> bool:
     """Return True if `experts_few` supports so many tokens for these weights, and is faster than tiles.
 
-    Tiles are of tokens that share an expert; few tokens pay here while most chosen experts have one token. With
-    Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) 8 tokens take 124 us here and 123 us in tiles, with
-    weights in FP8 68 and 76; 16 tokens take 216 and 191, and 117 and 110.
+    Tiles are of tokens that share an expert; few tokens pay here while most chosen experts have one token.
     """
-    return few_supports(tokens, weights) and tokens * top_k <= weights.down.shape[0] // 2
+    pairs, experts = tokens * top_k, weights.down.shape[0]
+    if not few_supports(tokens, weights) or (weights.down.dtype is CODES and pairs > _MAX_FP8_PAIRS):
+        return False
+    return 8 * pairs <= _MAX_PAIRS_OF_8_EXPERTS[weights.scaled] * experts
 
 
 def few_supports(tokens: int, weights: ExpertWeights) -> bool:

@@ -155,6 +155,11 @@ def test_what_is_supported(device):
     assert few_supports(1, weights) and few_supports(MAX_TOKENS, weights)
     assert not few_supports(MAX_TOKENS + 1, weights) and not few_supports(0, weights)
     assert few_pays(1, weights, 2) and not few_pays(2, weights, 2)  # four pairs for four experts
+    in_four_bits = expert_weights(device, 4, 256, 128, torch.bfloat16, "int4")
+    assert few_pays(1, in_four_bits, 1) and not few_pays(1, in_four_bits, 2), "tiles pay earlier"
+    many = [expert_weights(device, 256, 128, 128, torch.bfloat16, scaled) for scaled in ("none", "block")]
+    assert [few_pays(14, each, 8) for each in many] == [True, True]
+    assert [few_pays(16, each, 8) for each in many] == [True, False]
     plain = expert_weights(device, 4, 64, 36, torch.bfloat16)
     assert not few_supports(1, plain)  # rows of 72 bytes
     wide = ExpertWeights(plain.gate_up.float(), plain.down.float())
