@@ -22,8 +22,12 @@ class BulkConfig:
     block_m: rows of the input in a tile, 16 to 256, a power of two. out_groups: times 64 outputs. column_groups: groups
     of four warps that multiply blocks of 128 columns in turn. There are 1 to 4 groups of warps, out_groups *
     column_groups. shares: programs that divide a tile's columns among them. x_stages, w_stages: blocks of the input and
-    of the weight in shared memory. max_registers: of a thread on average, so that several programs fit a
-    multiprocessor; None: one program has them all.
+    of the weight in shared memory, multiples of column_groups. max_registers: of a thread on average, so that several
+    programs fit a multiprocessor; None: one program has them all.
+
+    Raises ValueError for other stages. With these a group has stages of its own, and waits for each copy there. A
+    barrier only tells odd copies from even ones: a group that shares a stage with others and is ahead of them would
+    take the copy before the last for its own.
     """
 
     block_m: int
@@ -33,6 +37,10 @@ class BulkConfig:
     x_stages: int
     w_stages: int
     max_registers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.x_stages % self.column_groups or self.w_stages % self.column_groups:
+            raise ValueError(f"{self.column_groups} groups cannot share {self.x_stages} and {self.w_stages} stages")
 
     @property
     def registers(self) -> int:
