@@ -4,6 +4,7 @@ import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.common.mxfp4_codes import BLOCK_ELEMENTS, round_mxfp4
+from roseinfer.kernels.experts.mxfp4_weights import MAX_WIDENED_SCALE
 from roseinfer.kernels.experts.tiles import Stack
 from roseinfer.parallel.group import RankGroup, Share
 from roseinfer.quant.base import ExpertNames, ExpertShape, WeightPiece, WeightSource
@@ -33,16 +34,20 @@ def load_mxfp4_experts(source: WeightSource, shape: ExpertShape, names: ExpertNa
         gate_up, down = _read(source, shape, names, share, padded)
     else:
         gate_up, down = _draw(source, shape, names, share, padded)
-    if build.dtype is torch.float16:
-        _check_float16(gate_up, down)
+    _check_scales(build.dtype, gate_up, down)
     return CudaExperts(router, gate_up, down, shape, router_bias)
 
 
-def _check_float16(*stacks: Stack) -> None:
+def _check_scales(dtype: torch.dtype, *stacks: Stack) -> None:
     for stack in stacks:
         assert stack.scales is not None
-        if int(stack.scales.max()) > _MAX_FLOAT16_SCALE:
+        largest = int(stack.scales.max())
+        if dtype is torch.float16 and largest > _MAX_FLOAT16_SCALE:
             raise ConfigError("dtype float16 does not hold the experts' numbers in mxfp4; use bfloat16")
+        if largest > MAX_WIDENED_SCALE:
+            raise UnsupportedModelError(
+                f"experts in mxfp4 with scales above 2^{MAX_WIDENED_SCALE - 127} are not supported"
+            )
 
 
 def padded_share(group: RankGroup, width: int) -> tuple[Share, int]:

@@ -323,8 +323,21 @@ def test_ranks_add_up_to_the_experts_of_gpt_oss(size: int) -> None:
     assert error(sum(parts), wanted) < 3e-3
 
 
-def load_stacked(tensors: dict[str, torch.Tensor], group: RankGroup) -> Experts:
-    build = replace(MAKE, group=group, weight_format=Mxfp4Format(widens=False))
+@pytest.mark.parametrize(
+    ("dtype", "scale", "told"), [(torch.float16, 141, "float16 does not hold"), (torch.bfloat16, 191, "above 2\\^63")]
+)
+def test_scales_that_the_kernels_do_not_hold_are_rejected(dtype: torch.dtype, scale: int, told: str) -> None:
+    tensors = stacked_tensors(drawn_with_biases(GPT_OSS), GPT_OSS)
+    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    tensors["moe.experts.down_scales"][1, 2, 0] = scale
+    with pytest.raises((ConfigError, UnsupportedModelError), match=told):
+        load_stacked(tensors, SingleRank(), dtype)
+    tensors["moe.experts.down_scales"][1, 2, 0] = scale - 1
+    load_stacked(tensors, SingleRank(), dtype)
+
+
+def load_stacked(tensors: dict[str, torch.Tensor], group: RankGroup, dtype: torch.dtype = torch.float16) -> Experts:
+    build = replace(MAKE, group=group, weight_format=Mxfp4Format(widens=False), dtype=dtype)
     source = apart(Named(tensors, build), GPT_OSS, STACKED)
     share = Share(0, GPT_OSS.width, GPT_OSS.width)  # the format divides whole blocks itself
     return build.weight_format.experts(source, GPT_OSS, share, STACKED)

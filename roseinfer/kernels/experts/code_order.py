@@ -43,3 +43,18 @@ def pair_of(x):
     """Return numbers in 16 bits as pairs of the same, in int32."""
     bits = x.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (bits << 16)
+
+
+def widened_e2m1(number: int) -> list[str]:
+    """Return instructions that widen the codes (e2m1) in bits 4 * number and following of both halves of `word` to
+    `pair`: at the places of bfloat16's bits, where they are times 2^-126.
+
+    A product of integers copies a code to the places of its sign and of its other bits.
+    """
+    up = 4 * (number % 2)
+    return [
+        "mov.b32 pair, word;" if number < 2 else "shr.u32 pair, word, 8;",
+        f"and.b32 pair, pair, {0x000F000F << up:#010x};",
+        f"mul.lo.u32 pair, pair, {(1 << 12 | 1 << 6) >> up:#x};",
+        "and.b32 pair, pair, 0x81C081C0;",
+    ]

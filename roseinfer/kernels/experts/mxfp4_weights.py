@@ -5,7 +5,13 @@ format it is the same number times a power of two, also where the exponent is 0:
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
-from roseinfer.kernels.experts.code_order import codes_of_words, columns_of, columns_of_pairs, pair_of
+from roseinfer.kernels.experts.code_order import (
+    codes_of_words,
+    columns_of,
+    columns_of_pairs,
+    pair_of,
+    widened_e2m1,
+)
 from roseinfer.kernels.linear.fp8_pairs import add_pairs, neighbours, pack, sum_of_pair
 
 
@@ -96,30 +102,33 @@ def _numbers(codes):
     return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
 
 
-def _assembly() -> str:
+# Codes at the places of bfloat16's bits are times 2^-126. Their scale is raised by 2^64, so that its place in bfloat16
+# fits; the sums of widened numbers are to be multiplied by `SUMS_FACTOR`.
+_RAISED_BITS = 64
+MAX_WIDENED_SCALE = 254 - _RAISED_BITS
+SUMS_FACTOR = tl.constexpr(2.0 ** (126 - _RAISED_BITS))
+_FIRST_PAIR = tl.constexpr(_RAISED_BITS << 7 | _RAISED_BITS << 23)
+
+
+def _assembly(*last: str) -> str:
     """Return the widening of a word ($4) to four pairs of bfloat16, times a pair of factors ($5).
 
-    The codes of a pair are 16 bits apart. The product by 2^126 corrects the exponent's bias.
+    last: more instructions for `pair`.
     """
-    lines = [".reg .b32 power, sign, pair;", "mov.b32 power, 0x7E807E80;"]
+    lines = [".reg .b32 word, pair, power;", "mov.b32 word, $4;", "mov.b32 power, 0x7E807E80;"]  # 2^126
     for number in range(4):
-        up = 6 - 4 * number
-        lines.append(f"shl.b32 sign, $4, {12 - 4 * number};")
-        lines.append("and.b32 sign, sign, 0x80008000;")
-        lines.append(f"shl.b32 pair, $4, {up};" if up > 0 else f"shr.u32 pair, $4, {-up};")
-        lines.append("lop3.b32 pair, pair, 0x01C001C0, sign, 0xea;")  # pair & mask | sign
-        lines.append("mul.rn.bf16x2 pair, pair, power;")
-        lines.append(f"mul.rn.bf16x2 ${number}, pair, $5;")
+        lines += [*widened_e2m1(number), *last, f"mul.rn.bf16x2 ${number}, pair, $5;"]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-_ASSEMBLY = tl.constexpr(_assembly())
+_WIDENING = tl.constexpr(_assembly())
+_EXACT_WIDENING = tl.constexpr(_assembly("mul.rn.bf16x2 pair, pair, power;"))
 
 
 @triton.jit
-def _pairs_of_words(words, factors):
+def _pairs_of_words(words, factors, ASSEMBLY: tl.constexpr):
     return tl.inline_asm_elementwise(
-        _ASSEMBLY,
+        ASSEMBLY,
         "=&r,=&r,=&r,=&r,r,r",
         [words, factors],
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
@@ -132,14 +141,19 @@ def _pairs_of_words(words, factors):
 def widened(words, scales, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
     """Return the numbers [N, K] in 16 bits of codes in words [N, K / 8] int32, and scales [N, K / 32] uint8.
 
-    The interpreter, which computes no products in bfloat16, is why float16 is possible.
+    In bfloat16 they are divided by `SUMS_FACTOR` if COMPILED, for scales up to `MAX_WIDENED_SCALE`. The interpreter,
+    which computes no products in bfloat16, is why float16 is possible.
     """
-    factors = scale_factors(scales)
     if COMPILED:
         words = tl.reshape(words, [words.shape[0], scales.shape[1], 4])
-        pairs = tl.broadcast_to(pair_of(factors.to(tl.bfloat16))[:, :, None], words.shape)
-        x0, x1, x2, x3 = _pairs_of_words(words, pairs)
+        if tl.bfloat16 == DTYPE:
+            pairs = tl.broadcast_to((scales.to(tl.int32) * 0x00800080 + _FIRST_PAIR)[:, :, None], words.shape)
+            x0, x1, x2, x3 = _pairs_of_words(words, pairs, _WIDENING)
+        else:
+            factors = scale_factors(scales).to(tl.bfloat16)
+            pairs = tl.broadcast_to(pair_of(factors)[:, :, None], words.shape)
+            x0, x1, x2, x3 = _pairs_of_words(words, pairs, _EXACT_WIDENING)
         return columns_of_pairs(x0, x1, x2, x3, tl.bfloat16).to(DTYPE)
     else:
-        codes, factors = codes_of_words(words), factors[:, :, None, None, None]
+        codes, factors = codes_of_words(words), scale_factors(scales)[:, :, None, None, None]
         return columns_of((_numbers(codes) * factors).to(DTYPE), (_numbers(codes >> 16) * factors).to(DTYPE))

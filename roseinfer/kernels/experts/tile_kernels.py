@@ -14,7 +14,7 @@ from roseinfer.kernels.common.matrix_units import end_products
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.int4_weights import read_scales
 from roseinfer.kernels.experts.int4_weights import widened as widened_int4
-from roseinfer.kernels.experts.mxfp4_weights import widened
+from roseinfer.kernels.experts.mxfp4_weights import SUMS_FACTOR, widened
 from roseinfer.kernels.experts.nvfp4_weights import widened_nvfp4
 from roseinfer.kernels.linear.activation import activate_gated
 from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
@@ -81,10 +81,15 @@ def _of_block(scales_ptr, row, step, BLOCK_K: tl.constexpr, K: tl.constexpr, SCA
 
 
 @triton.jit
-def _rows_first(sums, factors_ptr, outs, inside, WEIGHT_FIRST: tl.constexpr):
-    """Return the sums of a tile as [rows of x, outputs], times the factor of each output if it has one."""
+def _rows_first(sums, factors_ptr, outs, inside, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr, EXACT: tl.constexpr):
+    """Return the sums of a tile as [rows of x, outputs], times the factor of each output if it has one.
+
+    EXACT: widened numbers are as in MXFP4.
+    """
     if WEIGHT_FIRST:
         sums = tl.trans(sums)
+    if SCALES == "mxfp4" and not EXACT:
+        sums *= SUMS_FACTOR
     if factors_ptr is not None:
         sums *= tl.load(factors_ptr + outs, mask=inside, other=0.0)[None, :]
     return sums
@@ -213,8 +218,9 @@ def _gate_up_tile(
         tl.extra.cuda.gdc_launch_dependents()  # not earlier: successors would take the room of the many programs
     n = first_n + tl.arange(0, BLOCK_N)
     inside = n < N
-    gate = _rows_first(gate, factors_ptr, expert * (2 * N) + n, inside, WEIGHT_FIRST)
-    up = _rows_first(up, factors_ptr, expert * (2 * N) + N + n, inside, WEIGHT_FIRST)
+    EXACT: tl.constexpr = not COMPILED or h_ptr.dtype.element_ty != tl.bfloat16
+    gate = _rows_first(gate, factors_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST, EXACT)
+    up = _rows_first(up, factors_ptr, expert * (2 * N) + N + n, inside, SCALES, WEIGHT_FIRST, EXACT)
     if HAS_BIAS:
         bias = bias_ptr + expert * (2 * N) + n
         gate += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -309,7 +315,8 @@ def _down_tile(
         tl.extra.cuda.gdc_launch_dependents()
     n = first_n + tl.arange(0, BLOCK_N)
     inside = n < N
-    sums = _rows_first(sums, factors_ptr, expert * N + n, inside, WEIGHT_FIRST)
+    EXACT: tl.constexpr = not COMPILED or out_ptr.dtype.element_ty != tl.bfloat16
+    sums = _rows_first(sums, factors_ptr, expert * N + n, inside, SCALES, WEIGHT_FIRST, EXACT)
     if HAS_BIAS:
         sums += tl.load(bias_ptr + expert * N + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     pair = tl.load(pairs_ptr + row, mask=there, other=0)

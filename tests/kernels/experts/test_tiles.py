@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from roseinfer.kernels.common.clamped_swish import clamped_swish
 from roseinfer.kernels.common.mxfp4_codes import round_mxfp4, widen_mxfp4
 from roseinfer.kernels.common.triton_support import tl, triton
-from roseinfer.kernels.experts.mxfp4_weights import widened
+from roseinfer.kernels.experts.mxfp4_weights import MAX_WIDENED_SCALE, SUMS_FACTOR, widened
 from roseinfer.kernels.experts.pair_order import order_pairs
 from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig, choose_experts_config
 from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
@@ -197,16 +197,18 @@ def _widening_kernel(codes, scales, out, N: tl.constexpr, K: tl.constexpr, COMPI
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_every_byte_of_mxfp4_with_every_scale_is_exact(device):
     codes = torch.arange(256, dtype=torch.uint8, device=device).repeat(256, 1)
-    scales = torch.arange(256, dtype=torch.uint8, device=device).clamp(max=254)[:, None].repeat(1, 16).contiguous()
+    scales = torch.arange(256, device=device).clamp(max=MAX_WIDENED_SCALE).byte()[:, None].repeat(1, 16)
     out = torch.empty(256, 512, dtype=torch.bfloat16, device=device)
     for first in range(0, 256, 16):
         part = slice(first, first + 16)
         _widening_kernel[(1,)](codes[part].view(torch.int32), scales[part], out[part], 16, 512, device.type == "cuda")
-    expected = widen_mxfp4(codes, scales, torch.bfloat16)
-    if device.type == "cpu":  # the interpreter rounds bfloat16's subnormal numbers to 0
-        is_normal = expected.float().abs() >= 2.0**-126
+    expected = widen_mxfp4(codes, scales, torch.float32)
+    if device.type == "cuda":
+        expected = expected / SUMS_FACTOR.value
+    else:  # the interpreter rounds bfloat16's subnormal numbers to 0
+        is_normal = expected.abs() >= 2.0**-126
         out, expected = out[is_normal], expected[is_normal]
-    assert torch.equal(out, expected)
+    assert torch.equal(out, expected.bfloat16())
 
 
 def test_tiles_that_are_half_empty_at_least_and_others(device):
