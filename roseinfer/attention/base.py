@@ -82,8 +82,11 @@ class GraphableAttention(AttentionBackend, Protocol):
         """
         ...
 
-    def max_chunks(self, tokens: int, rows: int, divided: bool) -> int:
-        """Return the number of entries that the map of such a step has room for. divided: if contexts are divided."""
+    def max_chunks(self, tokens: int, rows: int, divided: bool, crowded: bool) -> int:
+        """Return the number of entries that the map of such a step has room for.
+
+        divided: if contexts are divided. crowded: if most rows may be short chunks, such as tokens with their drafts.
+        """
         ...
 
     def may_divide(self, tokens: int) -> bool:

@@ -46,8 +46,8 @@ from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contex
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.side_stream import SideStream
 
-# A captured step's map of chunks has room for full blocks of its tokens, and for so many chunks that end a block early.
-# More room would cost every replay: skipping 256 empty entries takes a multiprocessor 6 us.
+# A captured step's map of chunks has room for full blocks of its tokens, and for so many chunks that end a block early,
+# if the step is not crowded. More room would cost every replay: skipping 256 empty entries takes a multiprocessor 6 us.
 _MAX_SHORT_CHUNKS = 32
 # It also has room for so many undivided chunks besides as many parts as fit the workspace.
 _MAX_UNDIVIDED_CHUNKS = 8
@@ -142,13 +142,13 @@ class TritonAttention:
             found[:, PARTS] = IN_BULK
         return found
 
-    def max_chunks(self, tokens: int, rows: int, divided: bool = False) -> int:
+    def max_chunks(self, tokens: int, rows: int, divided: bool = False, crowded: bool = False) -> int:
         """Return the number of entries in the `chunk_map` of a captured step. divided: if it divides contexts.
 
-        A shorter map is padded with -1. A step with a longer map does not run as a graph; maps of up to 32 chunks
-        always fit.
+        A shorter map is padded with -1. Maps of up to 32 chunks always fit; crowded: those of any number of chunks do.
         """
-        blocks = tokens // self._queries(tokens) + min(rows, _MAX_SHORT_CHUNKS)
+        short = min(rows, tokens // 2 if crowded else _MAX_SHORT_CHUNKS)  # a chunk has at least two tokens
+        blocks = tokens // self._queries(tokens) + short
         if not divided:
             return blocks
         return max(blocks, min(self._division.slots + _MAX_UNDIVIDED_CHUNKS, tokens + min(rows, tokens)))

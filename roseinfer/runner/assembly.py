@@ -200,7 +200,8 @@ def _forward_pass(
         return eager, ()
     buckets, choice = decode_buckets(shape.limits.max_rows), CudaTokenChooser(seats)
     recorder, mixed_sizes = GraphRecorder(), mixed_buckets(shape.captured_tokens)
-    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_sizes, group.minimum, recorder)
+    drafts = shape.limits.max_drafts > 0
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_sizes, group.minimum, recorder, drafts=drafts)
     if shape.pooling is not None:
         return mixed, (mixed,)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice, recorder)

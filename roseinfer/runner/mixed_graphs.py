@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # it needs triton
 MAX_REPLAY_LAUNCH_RATIO = 1.5
 # Launches are timed again where steps are so many times as large: mostly, larger steps take more of them.
 _RETIMED_FACTOR = 4
+# The largest steps with a form for many short chunks: half of the requests that a larger one serves are prompts.
+_MAX_CROWDED_TOKENS = 1024
 # A number of prompts that always fits a graph's map of chunks.
 _MAX_TIMED_PROMPTS = 32
 
@@ -48,12 +50,13 @@ def short_row_buckets(max_tokens: int) -> list[int]:
 class _Form(NamedTuple):
     """A graph's number of tokens, and whether it merges parts of contexts. That takes one more kernel in each layer.
 
-    short: limits of the rows, if the graph is for steps of short rows and has no map of chunks. adapted: rows may have
-    adapters.
+    crowded: its map has room for any number of chunks. short: limits of the rows, if the graph is for steps of short
+    rows and has no map of chunks. adapted: rows may have adapters.
     """
 
     bucket: int
     divided: bool = False
+    crowded: bool = False
     short: ShortRows | None = None
     adapted: bool = False
 
@@ -64,10 +67,11 @@ _NO_CHUNKS = np.empty((0, CHUNK_FIELD_COUNT), dtype=np.int32)
 class MixedGraphs:
     """Replays a captured graph for steps up to some number of tokens; passes other steps to `eager`.
 
-    Steps with more small chunks than a graph supports are passed on, too. The graph ends with the hidden states; head
-    and sampling follow for the rows that sample. The device holds which tokens belong to which row and which rows
-    decode, so one graph serves every step of a bucket's size. Small steps whose rows are all short have graphs of their
-    own, with fewer and faster kernels. Steps with adapters have a second set of all graphs.
+    Steps with more small chunks than a graph supports are passed on, too. If rows have drafts, which makes them small
+    chunks, there are graphs for any number of them. The graph ends with the hidden states; head and sampling follow for
+    the rows that sample. The device holds which tokens belong to which row and which rows decode, so one graph serves
+    every step of a bucket's size. Small steps whose rows are all short have graphs of their own, with fewer and faster
+    kernels. Steps with adapters have a second set of all graphs.
     """
 
     def __init__(
@@ -80,9 +84,11 @@ class MixedGraphs:
         buckets: list[int],
         agree: Callable[[int], int],
         recorder: GraphRecorder,
+        *,
+        drafts: bool = False,
     ) -> None:
         """`agree`: return the least value among the processes that share the model, which must replay
-        the same graphs.
+        the same graphs. `drafts`: rows may have some.
         """
         self._eager = eager
         self._model = model
@@ -92,6 +98,7 @@ class MixedGraphs:
         self._candidates = buckets
         self._agree = agree
         self._recorder = recorder
+        self._drafts = drafts
         self._buckets: list[int] = []
         self._short: list[_Form] = []  # for steps of short rows, the smallest first
         self._graphs: dict[_Form, torch.cuda.CUDAGraph] = {}
@@ -124,6 +131,9 @@ class MixedGraphs:
         for bucket in {*self._buckets, full}:
             if self._attention.may_divide(bucket):
                 self._record(_Form(bucket, divided=True), pool)
+            crowded = _Form(bucket, crowded=True)
+            if self._drafts and bucket <= _MAX_CROWDED_TOKENS and self._room(crowded) > self._room(_Form(bucket)):
+                self._record(crowded, pool)
         for bucket in short_row_buckets(full):
             form = _Form(bucket, short=self._attention.short_rows(bucket))
             if form.short is not None:
@@ -143,10 +153,11 @@ class MixedGraphs:
             return self._eager.run(columns)
         chunk_map = self._map(columns, bucket)
         form = _Form(bucket, self._attention.is_divided(chunk_map))
-        room = self._room(form)
-        if len(chunk_map) > room:
-            return self._eager.run(columns)
-        return self._replay(form, columns, chunk_map, room)
+        if len(chunk_map) > self._room(form):
+            form = _Form(bucket, crowded=True)
+            if form not in self._graphs:
+                return self._eager.run(columns)
+        return self._replay(form, columns, chunk_map, self._room(form))
 
     def _replay(self, form: "_Form", columns: Columns, chunk_map: np.ndarray, room: int) -> Forwarded:
         form = form._replace(adapted=self._inputs.adapted(columns))
@@ -184,7 +195,8 @@ class MixedGraphs:
         return self._attention.map_chunks(bucket, first, counts, contexts, room)
 
     def _room(self, form: "_Form") -> int:
-        return self._attention.max_chunks(form.bucket, min(form.bucket, self._inputs.max_rows), form.divided)
+        rows = min(form.bucket, self._inputs.max_rows)
+        return self._attention.max_chunks(form.bucket, rows, form.divided, form.crowded)
 
     def _record(self, form: "_Form", pool: Any) -> None:
         padding = Columns.of([])

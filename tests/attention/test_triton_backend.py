@@ -314,6 +314,10 @@ def test_the_map_of_a_captured_step_has_room_for_32_chunks_of_any_size(tokens, d
             room = backend.max_chunks(tokens, chunks, divided)
             assert len(backend.map_chunks(tokens, 3, counts, counts, room)) <= room
     assert backend.max_chunks(tokens, 64) == backend.max_chunks(tokens, 32)
+    drafted = [2] * min(64, tokens // 2)
+    drafted[0] += tokens - sum(drafted)
+    room = backend.max_chunks(tokens, 64, crowded=True)
+    assert len(backend.map_chunks(tokens, 3, drafted, drafted, room)) <= room
 
 
 @needs_gpu

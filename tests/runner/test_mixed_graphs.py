@@ -24,7 +24,7 @@ EAGER = Forwarded(hidden=torch.zeros(0))
 
 
 class Attention:
-    """Fake backend with a map entry for each chunk row: its row and its context; room for three.
+    """Fake backend with a map entry for each chunk row: its row and its context; room for three, if not crowded.
 
     divides: contexts of `LONG_CONTEXT` tokens are divided, in steps of fewer than 64 tokens. queries: the most tokens
     of a row in steps without a map.
@@ -39,8 +39,8 @@ class Attention:
         assert len(query_lens) == len(context_lens) and room == self.max_chunks(tokens, 1, self.may_divide(tokens))
         return np.array([[first_row + i, context] for i, context in enumerate(context_lens)], np.int32).reshape(-1, 2)
 
-    def max_chunks(self, tokens, rows, divided):
-        return DIVIDED_ROOM if divided else ROOM
+    def max_chunks(self, tokens, rows, divided, crowded=False):
+        return tokens // 2 if crowded else DIVIDED_ROOM if divided else ROOM
 
     def may_divide(self, tokens):
         return self.divides and tokens < 64
@@ -87,6 +87,7 @@ class Bench:
         queries: int = 1,
         adapted_seat: int | None = None,
         max_rows: int = 64,
+        drafts: bool = False,
     ) -> None:
         self.attention, self.inputs = Attention(divides, queries), Inputs()
         self.inputs.max_rows = max_rows
@@ -95,7 +96,7 @@ class Bench:
         eager = SimpleNamespace(run=self.launch)
         self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * (2 * (2 * len(buckets) + 4)))
         attention, inputs, recorder = self.attention, self.inputs, self.recorder
-        self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder)
+        self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder, drafts=drafts)
         self.graphs.capture(None)
         self.attention.mapped.clear()
         self.inputs.staged.clear()
@@ -138,6 +139,20 @@ def test_a_step_with_too_many_chunks_runs_eagerly():
     assert bench.replays() == [1, 0]
     assert bench.run((8, 1), *[(0, 2)] * (ROOM + 1)) is EAGER
     assert bench.replays() == [1, 0] and len(bench.inputs.staged) == 1
+
+
+def test_rows_with_drafts_are_replayed_however_many_they_are():
+    bench = Bench(drafts=True)
+    for rows in (ROOM, ROOM + 1, 7):
+        assert bench.run((8, 1), *[(0, 2)] * rows) is not EAGER
+    assert [room for _, _, room in bench.inputs.staged] == [ROOM, 8, 8]
+    assert sum(bench.replays()) == 3
+
+
+def test_large_steps_have_no_graph_for_many_chunks():
+    bench = Bench([1024, 2048], drafts=True)
+    assert bench.run((8, 1000), *[(0, 2)] * ROOM) is not EAGER
+    assert bench.run((8, 1500), *[(0, 2)] * ROOM) is EAGER
 
 
 def test_a_step_with_divided_contexts_has_a_graph_of_its_own():
@@ -205,7 +220,7 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
     seats = SeatTable(8, 24, 4, 50, torch.device("cpu"))
     inputs, read = CudaInputs(seats, 8, 64), {}
     attention = SimpleNamespace(
-        max_chunks=lambda tokens, rows, divided: 8,
+        max_chunks=lambda tokens, rows, divided, crowded: 8,
         map_chunks=map_chunks,
         may_divide=lambda tokens: False,
         short_rows=lambda tokens: None,
