@@ -53,6 +53,7 @@ class Drafting:
         self._max_drafts = max_drafts
         self._verifying: dict[str, DraftCandidate] = {}  # by request, in steps in flight
         self._verified: list[_VerifiedRow] = []  # rows to learn from
+        self._ended: list[Request] = []  # requests to learn from
 
     def wants_known_tokens(self, running: Collection[Request]) -> bool:
         """Return True if the next step may have drafts, for which the tokens of earlier steps must be known."""
@@ -76,41 +77,44 @@ class Drafting:
         if not self._pricing.begin(builder.step, running, room):
             return
         limit = max(0, min(limit, builder.tokens_left))
-        candidates = list(self._candidates(builder, running, limit)) if limit else []
+        candidates = self._candidates(builder, running, limit) if limit else []
         counts = self._pricing.choose(builder, candidates, limit)
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 self._verify(builder, candidate, candidate.proposal.token_ids[:count], kv, reserve)
 
-    def _candidates(self, builder: PlanBuilder, running: Iterable[Request], limit: int) -> Iterable[DraftCandidate]:
+    def _candidates(self, builder: PlanBuilder, running: Iterable[Request], limit: int) -> list[DraftCandidate]:
+        pricing, most, found = self._pricing, min(limit, self._max_drafts), list[DraftCandidate]()
         for request in running:
             # The step samples a token in any case. More pending ones are in flight: their successors are unknown.
-            own = min(limit, self._max_drafts, request.max_len - len(request.tokens) - 1)
-            if own <= 0 or request.pending != 1 or not builder.decodes(request):
+            if request.pending != 1 or not builder.decodes(request):
                 continue
-            if not self._pricing.considers(request):
-                self._pricing.unguessed(request)
+            own = min(most, request.max_len - len(request.tokens) - 1)
+            if own <= 0:
                 continue
-            proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, own)]
-            if len(proposals) == 1:
-                yield proposals[0]
-            elif proposals:
-                yield max(proposals, key=self._pricing.expected)
-            else:
-                self._pricing.unguessed(request)
+            proposals = self._proposals(request, own) if pricing.considers(request) else ()
+            if not proposals:
+                pricing.unguessed(request)
+                continue
+            candidates = [DraftCandidate(request, proposal) for proposal in proposals]
+            found.append(candidates[0] if len(candidates) == 1 else max(candidates, key=pricing.expected))
+        return found
 
-    def _proposals(self, request: Request, limit: int) -> Iterable[Proposal]:
+    def _proposals(self, request: Request, limit: int) -> Sequence[Proposal]:
         if not request.guided:
-            yield from self._guesses(request, limit)
-        elif self.constraints is not None:
-            yield from self._guided_guesses(request, limit, self.constraints)
+            return self._guesses(request, limit)
+        if self.constraints is None:
+            return ()
+        return list(self._guided_guesses(request, limit, self.constraints))
 
-    def _guesses(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Iterable[Proposal]:
+    def _guesses(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> list[Proposal]:
+        found = []
         for proposer in self.proposers:
             proposal = proposer.propose(request, limit, after)
             if proposal is not None:
                 assert 0 < len(proposal.token_ids) <= limit, "a proposer guesses no more than it is asked for"
-                yield proposal
+                found.append(proposal)
+        return found
 
     def _guided_guesses(self, request: Request, limit: int, constraints: Constraints) -> Iterable[Proposal]:
         """Yield the tokens that a guide forces, followed by guesses that it allows."""
@@ -186,15 +190,19 @@ class Drafting:
         return runs
 
     def learn(self) -> None:
-        """Learn from the rows that were verified since the last call."""
-        if not self._verified:
-            return
-        for candidate, runs, drafted, kept in self._verified:
-            self._pricing.verified(candidate, drafted, kept - 1)
-            self._count(runs, kept)
-        self._verified.clear()
-        if self.head is not None and self.head.name in self.counts:
-            self.head.review(self.counts[self.head.name])
+        """Learn from the rows that were verified, and the requests that ended, since the last call."""
+        if self._verified:
+            for candidate, runs, drafted, kept in self._verified:
+                self._pricing.verified(candidate, drafted, kept - 1)
+                self._count(runs, kept)
+            self._verified.clear()
+            if self.head is not None and self.head.name in self.counts:
+                self.head.review(self.counts[self.head.name])
+        for request in self._ended:
+            self._pricing.ended(request)
+            for proposer in self.proposers:
+                proposer.ended(request)
+        self._ended.clear()
 
     def _count(self, runs: tuple[DraftRun, ...], kept: int) -> None:
         """Count the drafts of a row, those of each proposer. The row counts as one of its first draft's proposer."""
@@ -208,12 +216,9 @@ class Drafting:
         return self._pricing.step_done(plan, duration_s, device_s)
 
     def ended(self, request: Request) -> None:
-        """Forget a request that has ended."""
-        self.learn()
+        """Take note of a request that has ended; `learn` does the rest."""
         self._verifying.pop(request.request_id, None)
-        self._pricing.ended(request)
-        for proposer in self.proposers:
-            proposer.ended(request)
+        self._ended.append(request)
 
 
 def _runs_of(proposal: Proposal, drafted: int) -> tuple[DraftRun, ...]:

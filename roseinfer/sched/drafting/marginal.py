@@ -67,9 +67,11 @@ class _Record:
 class _Guess(NamedTuple):
     """One guess: number of its candidate, its chance with all before it, and what it costs beyond the tokens' price.
 
-    `depth`: how many draft steps of the head make it, if they are still to be paid.
+    `order`: guesses are taken by it, the least first. `depth`: how many draft steps of the head make it, if they are
+    still to be paid.
     """
 
+    order: float
     candidate: int
     chance: float
     context_s: float
@@ -77,7 +79,7 @@ class _Guess(NamedTuple):
 
 
 # The named tuple's own __new__ would double the cost, and each step makes one for every guess.
-_new_guess: Callable[[tuple[int, float, float, int]], _Guess] = partial(tuple.__new__, _Guess)
+_new_guess: Callable[[tuple[float, int, float, float, int]], _Guess] = partial(tuple.__new__, _Guess)
 
 
 class _Chain(NamedTuple):
@@ -188,21 +190,19 @@ class MarginalPricing:
         limit: int,
     ) -> float:
         """Set the counts of drafts, whose chances are `found`. Return the seconds that they will probably save."""
-        params = self._cost.params
-        basket = _Basket(params, work, limit)
-        first = [c.request.request_id in self._room.first for c in candidates] if self._room.first else []
-        guesses = [
-            self._guesses(params, index, *pair) for index, pair in enumerate(zip(candidates, found, strict=True))
-        ]
+        basket = _Basket(self._cost.params, work, limit)
+        first, rest = self._room.first, list[_Guess]()
+        needy = [index for index, each in enumerate(candidates) if each.request.request_id in first] if first else []
+        for index in needy:
+            basket.take_for_one(self._guesses(index, candidates[index], found[index], 0.0), counts)
+        each_s = basket.each_s
+        for index, (candidate, own) in enumerate(zip(candidates, found, strict=True)):
+            if index not in needy:
+                rest += self._guesses(index, candidate, own, each_s)
         seen = self._step % len(candidates)
         if candidates[seen].proposal.proposer in HEADS:
             self._depths.add(found[seen])
-        for index in [index for index, needs in enumerate(first) if needs]:
-            basket.take_for_one(guesses[index], counts)
-            guesses[index] = []
-        each_s = max(basket.each_s, _LEAST_S)
-        rest = [guess for own in guesses for guess in own]
-        rest.sort(key=lambda guess: guess.chance / (each_s + guess.context_s), reverse=True)
+        rest.sort()
         least = 1.0 if self._drafted_steps or self._room.planned else MIN_GAIN_RATIO
         basket.take_best(rest, counts, self._room.seconds, least, verifies=self._room.planned)
         self._spent_s = basket.spent_s
@@ -228,13 +228,13 @@ class MarginalPricing:
         for number in range(min(limit, len(candidates), _MAX_SAMPLED_COUNT)):
             counts[number] = 1
 
-    def _guesses(
-        self, params: CostParams, index: int, candidate: DraftCandidate, found: Sequence[float]
-    ) -> list[_Guess]:
-        context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
+    def _guesses(self, index: int, candidate: DraftCandidate, found: Sequence[float], each_s: float) -> list[_Guess]:
+        """Return the guesses of candidate `index`, with their chances. `each_s`: what a token costs."""
+        context_s = self._cost.params.draft_cost.draft_context_s * len(candidate.request.tokens)
         if candidate.proposal.proposer in HEADS:
             self._depths_of(candidate.request).add(found)
-        return [_new_guess((index, chance, context_s, 0)) for chance in found if chance >= MIN_CHANCE_SHARE]
+        price_s = -max(each_s + context_s, _LEAST_S)
+        return [_new_guess((c / price_s, index, c, context_s, 0)) for c in found if c >= MIN_CHANCE_SHARE]
 
     def _chances(self, candidate: DraftCandidate) -> Sequence[float]:
         record = self._records.get(candidate.request.request_id)
@@ -278,7 +278,7 @@ class MarginalPricing:
     def _guesses_ahead(self, params: CostParams, index: int, request: Request, most: int) -> list[_Guess]:
         context_s = params.draft_cost.draft_context_s * len(request.tokens)
         products = enumerate(self._depths_of(request).products(most), 1)
-        return [_Guess(index, chance, context_s, depth) for depth, chance in products if chance >= MIN_CHANCE_SHARE]
+        return [_Guess(0.0, index, c, context_s, depth) for depth, c in products if c >= MIN_CHANCE_SHARE]
 
     def _depths_of(self, request: Request) -> DepthChances:
         record = self._record_of(request)
