@@ -326,11 +326,13 @@ class _Tail:
     @classmethod
     def write(cls, host: np.ndarray, start: int, columns: Columns, width: int) -> "_Tail":
         ends = list(accumulate(columns.count))
-        if any(columns.drafts):
-            _, seats, sample_ends, _ = columns.samples()
-        else:
-            layout, sampling = host[: FIELDS * width].reshape(FIELDS, width), np.flatnonzero(columns.sample)
-            seats, sample_ends = layout[SEAT, sampling], layout[END, sampling]
+        layout, sampling = host[: FIELDS * width].reshape(FIELDS, width), np.flatnonzero(columns.sample)
+        seats, sample_ends = layout[SEAT, sampling], layout[END, sampling]
+        if any(columns.drafts):  # a sample after each of them
+            counts = np.fromiter(map(len, columns.drafts), np.int32, len(columns.drafts))[sampling] + 1
+            before = np.cumsum(counts, dtype=np.int32)
+            seats = np.repeat(seats, counts)
+            sample_ends = np.repeat(sample_ends + 1 - before, counts) + np.arange(len(seats), dtype=np.int32)
         tail = cls(start, sum(columns.logits), len(seats))
         wanted = chain.from_iterable(map(range, map(sub, ends, columns.logits), ends))
         host[start : start + tail._num_logits] = np.fromiter(wanted, np.int32, tail._num_logits)
@@ -367,8 +369,9 @@ def _write_drafts(host: np.ndarray, columns: Columns) -> None:
     """Write which tokens are drafts, and -1 for the others."""
     host[:] = -1
     if any(columns.drafts):
-        for end, drafts in zip(accumulate(columns.count), columns.drafts, strict=True):
-            host[end - len(drafts) : end] = drafts
+        ends = [(end, drafts) for end, drafts in zip(accumulate(columns.count), columns.drafts, strict=True) if drafts]
+        places = chain.from_iterable([range(end - len(drafts), end) for end, drafts in ends])
+        host[list(places)] = list(chain.from_iterable(columns.drafts))
 
 
 def _mixed_sections(width: int, tokens: int, chunks: int) -> tuple[int, int, int, int]:
