@@ -13,7 +13,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
+from roseinfer.runner.forward import Columns, Forwarded, ForwardPass, nothing
 from roseinfer.runner.timing import device_seconds
 
 if TYPE_CHECKING:  # it needs triton
@@ -129,13 +129,14 @@ class DecodeGraphs:
     def _adapted(self) -> tuple[bool, ...]:
         return (False, True) if self._inputs.has_adapters else (False,)
 
-    def run(self, columns: Columns) -> Forwarded:
+    def run(self, columns: Columns, staged: Callable[[], None] = nothing) -> Forwarded:
         num_rows = len(columns.seat)
         if not self._graphs or not columns.only_decodes or num_rows > self._buckets[-1]:
-            return self._others.run(columns)
+            return self._others.run(columns, staged)
         kind = _Kind(self._buckets[bisect_left(self._buckets, num_rows)], self._inputs.adapted(columns))
         with self._span("prepare"):
             sample_at = self._inputs.stage_decodes(columns, kind.bucket)
+        staged()
         self._graphs[kind].replay()
         greedy = self._greedy.get(kind)
         return Forwarded(

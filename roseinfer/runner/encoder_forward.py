@@ -1,11 +1,13 @@
 """Forward pass of an encoder: whole prompts side by side, without K/V."""
 
+from collections.abc import Callable
+
 import torch
 
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.models.encoders.base import EncoderModel, PackedRows
 from roseinfer.runner.device import upload
-from roseinfer.runner.forward import Columns, Forwarded, mixed_batch
+from roseinfer.runner.forward import Columns, Forwarded, mixed_batch, nothing
 from roseinfer.runner.seats import SeatTable
 
 
@@ -20,7 +22,7 @@ class EncoderForward:
     def observe(self, span: Span) -> None:
         self._span = span
 
-    def run(self, columns: Columns) -> Forwarded:
+    def run(self, columns: Columns, staged: Callable[[], None] = nothing) -> Forwarded:
         assert not any(columns.start) and all(columns.sample), "each token sees its whole prompt"
         with self._span("prepare"):
             batch = mixed_batch(columns, self._seats, list(columns.count))
@@ -31,6 +33,7 @@ class EncoderForward:
                 query_lens=list(columns.count),
                 token_types=self._token_types(columns, batch.positions),
             )
+        staged()
         hidden = self._encoder.forward(rows)
         if sum(columns.logits) < len(hidden):
             hidden = hidden.index_select(0, batch.logits_at)

@@ -204,11 +204,16 @@ class PreparedBatch:
     sample_at: SampleAt | None = None
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class ForwardPass(Protocol):
-    def run(self, columns: Columns) -> Forwarded:
+    def run(self, columns: Columns, staged: Callable[[], None] = nothing) -> Forwarded:
         """Launch the forward pass of these rows, and write their drafts to the token pool.
 
-        Token pool and block tables are up to date otherwise.
+        Token pool and block tables are up to date otherwise. `staged`: called when the rows are on their way to the
+        device, just before the model's kernels are launched.
         """
         ...
 
@@ -241,9 +246,10 @@ class EagerForward:
     def observe(self, span: Span) -> None:
         self._span = span
 
-    def run(self, columns: Columns) -> Forwarded:
+    def run(self, columns: Columns, staged: Callable[[], None] = nothing) -> Forwarded:
         with self._span("prepare"):
             prepared = self._prepare(columns)
+        staged()
         batch = prepared.batch
         self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)

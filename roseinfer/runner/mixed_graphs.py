@@ -17,7 +17,7 @@ from roseinfer.core.plan import Row
 from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_graphs import GraphRecorder
-from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
+from roseinfer.runner.forward import Columns, Forwarded, ForwardPass, nothing
 
 if TYPE_CHECKING:  # it needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
@@ -143,28 +143,31 @@ class MixedGraphs:
             for form in list(self._graphs):
                 self._record(form._replace(adapted=True), pool)
 
-    def run(self, columns: Columns) -> Forwarded:
+    def run(self, columns: Columns, staged: Callable[[], None] = nothing) -> Forwarded:
         num_tokens = sum(columns.count)
         short = self._short_form(columns, num_tokens)
         if short is not None:
-            return self._replay(short, columns, _NO_CHUNKS, 0)
+            return self._replay(short, columns, _NO_CHUNKS, 0, staged)
         bucket = self._bucket(num_tokens)
         if bucket is None or not self._inputs.fits_states(columns, bucket):
-            return self._eager.run(columns)
+            return self._eager.run(columns, staged)
         chunk_map = self._map(columns, bucket)
         form = _Form(bucket, self._attention.is_divided(chunk_map))
         if len(chunk_map) > self._room(form):
             form = _Form(bucket, crowded=True)
             if form not in self._graphs:
-                return self._eager.run(columns)
-        return self._replay(form, columns, chunk_map, self._room(form))
+                return self._eager.run(columns, staged)
+        return self._replay(form, columns, chunk_map, self._room(form), staged)
 
-    def _replay(self, form: "_Form", columns: Columns, chunk_map: np.ndarray, room: int) -> Forwarded:
+    def _replay(
+        self, form: "_Form", columns: Columns, chunk_map: np.ndarray, room: int, staged: Callable[[], None]
+    ) -> Forwarded:
         form = form._replace(adapted=self._inputs.adapted(columns))
         with self._span("prepare"):
-            staged = self._inputs.stage_mixed(columns, form.bucket, chunk_map, room)
+            found = self._inputs.stage_mixed(columns, form.bucket, chunk_map, room)
+        staged()
         self._graphs[form].replay()
-        return Forwarded(hidden=self._hidden[form].index_select(0, staged.logits_at), sample_at=staged.sample_at)
+        return Forwarded(hidden=self._hidden[form].index_select(0, found.logits_at), sample_at=found.sample_at)
 
     def _short_form(self, columns: Columns, num_tokens: int) -> "_Form | None":
         """Return the graph for a step of short rows; None for other steps."""

@@ -127,7 +127,9 @@ class ModelRunner:
         assert self._unsampled is None, "the previous step must be sampled first"
         self._limits.check(plan)
         handle = StepHandle(plan, self._timers.new())
-        handle.timer.start()
+        handle.timer.prepare()
+        if plan.moves_memory or not plan.rows:
+            handle.timer.start()
         with self._span("prepare"):
             handle.host_copies = self._state.apply(plan)
             if self._draft_steps is not None and plan.admitted:
@@ -199,7 +201,7 @@ class ModelRunner:
     # --- submit -------------------------------------------------------------------------------------------------
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
         with self._span("forward"):
-            out = self._forward_pass.run(columns)
+            out = self._forward_pass.run(columns, handle.timer.start)
         if self._draft_steps is not None:
             handle.columns = columns
         handle.samples = columns.samples()

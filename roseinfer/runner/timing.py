@@ -9,7 +9,13 @@ import torch
 
 
 class StepTimer(Protocol):
-    """Timer that runs between `start` and `stop`, which may be repeated. Then call `downloads` once, and `wait`."""
+    """Timer that runs between `start` and `stop`, which may be repeated. Then call `downloads` once, and `wait`.
+
+    `prepare`: the host begins to prepare the step, which is part of it only if the device is the host. To start a timer
+    that runs changes nothing.
+    """
+
+    def prepare(self) -> None: ...
 
     def start(self) -> None: ...
 
@@ -29,12 +35,19 @@ class HostTimer:
 
     def __init__(self) -> None:
         self._seconds = 0.0
+        self._since: float | None = None  # while it runs
+
+    def prepare(self) -> None:
+        self.start()
 
     def start(self) -> None:
-        self._seconds -= perf_counter()
+        if self._since is None:
+            self._since = perf_counter()
 
     def stop(self) -> None:
-        self._seconds += perf_counter()
+        assert self._since is not None, "the timer does not run"
+        self._seconds += perf_counter() - self._since
+        self._since = None
 
     def downloads(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -57,6 +70,9 @@ class CudaTimer:
         self._first: torch.cuda.Event | None = None
         self._last = torch.cuda.Event(enable_timing=True)
         self._done = torch.cuda.Event()
+
+    def prepare(self) -> None:
+        """Do nothing: the device may still compute the step before, or wait for this one."""
 
     def start(self) -> None:
         if self._first is None:

@@ -26,7 +26,7 @@ class Bench:
             has_adapters=adapted_seat is not None,
             adapted=lambda columns: adapted_seat in columns.seat,
         )
-        others = SimpleNamespace(run=lambda columns: OTHERS)
+        others = SimpleNamespace(run=lambda columns, staged: OTHERS)
         largest_first = (4, 2, 1) if adapted_seat is None else (4, "4 adapted", 2, "2 adapted", 1, "1 adapted")
         recorder = FakeRecorder(
             [torch.tensor([5, 6, 7, 8]), *[None] * 5],

@@ -1,6 +1,7 @@
 """A runner whose layers are in several KV groups computes what one with a single group does."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +17,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
-from roseinfer.runner.forward import Columns, EagerForward, Forwarded, ForwardPass, from_rows
+from roseinfer.runner.forward import Columns, EagerForward, Forwarded, ForwardPass, from_rows, nothing
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import shape_of, spec_of
@@ -63,17 +64,17 @@ class Interpreted:
         sizes = {"max_rows": SEATS, "max_tokens": self.bucket, "max_model_len": LENGTH, "block_size": BLOCK}
         self._attention = TritonAttention(shape_of(*SPECS, device=torch.device("cpu"), **sizes))
 
-    def run(self, columns: Columns) -> Forwarded:
+    def run(self, columns: Columns, staged: Callable[[], None] = nothing) -> Forwarded:
         attention, first = self._attention, columns.num_decodes
         counts = columns.count[first:]
         contexts = [start + count for start, count in zip(columns.start[first:], counts, strict=True)]
         chunk_map = attention.map_chunks(self.bucket, first, counts, contexts)
         divided = attention.is_divided(chunk_map)
         room = attention.max_chunks(self.bucket, SEATS, divided)
-        staged = self._inputs.stage_mixed(columns, self.bucket, chunk_map, room)
+        found = self._inputs.stage_mixed(columns, self.bucket, chunk_map, room)
         batch = self._inputs.mixed_batch(self.bucket, room, divided)
         attention.begin(batch, self._store)
-        return Forwarded(hidden=self._model.forward(batch, attention).index_select(0, staged.logits_at))
+        return Forwarded(hidden=self._model.forward(batch, attention).index_select(0, found.logits_at))
 
 
 class Pool:

@@ -109,7 +109,7 @@ class Bench:
             Columns.of([Row(f"r{i}", i, start, count, 1, True, start, 0, ()) for i, (start, count) in enumerate(rows)])
         )
 
-    def launch(self, columns):
+    def launch(self, columns, staged=None):
         self.launched.append(sum(columns.count))
         return EAGER
 
@@ -147,6 +147,13 @@ def test_rows_with_drafts_are_replayed_however_many_they_are():
         assert bench.run((8, 1), *[(0, 2)] * rows) is not EAGER
     assert [room for _, _, room in bench.inputs.staged] == [ROOM, 8, 8]
     assert sum(bench.replays()) == 3
+
+
+def test_a_step_is_timed_from_when_it_is_staged_and_its_graph_is_next():
+    bench, seen = Bench(), list[tuple[int, list[int]]]()
+    columns = Columns.of([Row("r", 0, 0, 20, 1, True, 0, 0, ())])
+    bench.graphs.run(columns, lambda: seen.append((len(bench.inputs.staged), bench.replays())))
+    assert seen == [(1, [0, 0])] and bench.replays() == [0, 1]
 
 
 def test_large_steps_have_no_graph_for_many_chunks():
@@ -235,7 +242,7 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
         assert batch.chunk_map is not None and int(batch.chunk_map[:, 0].ge(0).sum()) == prompts
 
     recorder = FakeRecorder([torch.empty(0)] * 3, on_replay=look)
-    eager = SimpleNamespace(run=lambda columns: EAGER)
+    eager = SimpleNamespace(run=lambda columns, staged=None: EAGER)
     MixedGraphs(eager, None, attention, None, inputs, [16, 56, 64], int, recorder).capture(None)
     assert [contexts for contexts, _ in read.values()] == [[16], [24, 24, 8]]
     assert all(different > 10 for _, different in read.values())
