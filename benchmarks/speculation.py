@@ -93,6 +93,7 @@ def run(core: EngineCore, jobs: Mapping[str, Prompt]) -> Run:
     took_s = perf_counter() - start_s
     total = ProposerCounts()
     drafting = core.scheduler.drafting
+    core.scheduler.catch_up()
     for counts in drafting.counts.values() if drafting is not None else ():
         total.steps += counts.steps
         total.drafted += counts.drafted

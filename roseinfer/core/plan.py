@@ -226,12 +226,6 @@ class StepPlan:
     states: StateChanges | None = None
     adapter_loads: tuple[AdapterLoad, ...] = ()
 
-    @property
-    def moves_memory(self) -> bool:
-        """True if blocks or states are copied before the rows are computed, or beside them."""
-        moved = self.copies or self.loads or self.stores or any(group.copies for group in self.groups)
-        return bool(moved) or self.states is not None
-
     def check_host_copies(self, num_blocks: int, num_host_blocks: int) -> None:
         """Assert that loads and stores can run concurrently with each other, the rows and the copies, in any order.
 

@@ -127,9 +127,8 @@ class ModelRunner:
         assert self._unsampled is None, "the previous step must be sampled first"
         self._limits.check(plan)
         handle = StepHandle(plan, self._timers.new())
-        handle.timer.prepare()
-        if plan.moves_memory or not plan.rows:
-            handle.timer.start()
+        if plan.states is not None or not plan.rows:
+            handle.timer.staged()
         with self._span("prepare"):
             handle.host_copies = self._state.apply(plan)
             if self._draft_steps is not None and plan.admitted:
@@ -171,8 +170,7 @@ class ModelRunner:
         duration_s = handle.timer.wait()
         if handle.plan.adapter_loads:
             self._state.finish_adapters()
-        rows = handle.plan.rows
-        sampled = handle.downloaded.tokens
+        rows, sampled = handle.plan.rows, handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()
         token_ids: list[tuple[int, ...]] = [()] * len(rows)
         settled: Sequence[int] = range(len(tokens))
@@ -201,11 +199,10 @@ class ModelRunner:
     # --- submit -------------------------------------------------------------------------------------------------
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
         with self._span("forward"):
-            out = self._forward_pass.run(columns, handle.timer.start)
+            out = self._forward_pass.run(columns, handle.timer.staged)
         if self._draft_steps is not None:
             handle.columns = columns
-        handle.samples = columns.samples()
-        handle.sample_at = out.sample_at
+        handle.samples, handle.sample_at = columns.samples(), out.sample_at
         handle.logits, handle.greedy = out.logits, out.greedy
         hidden = out.hidden
         if hidden is None:

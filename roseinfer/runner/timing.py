@@ -9,13 +9,11 @@ import torch
 
 
 class StepTimer(Protocol):
-    """Timer that runs between `start` and `stop`, which may be repeated. Then call `downloads` once, and `wait`.
+    """Timer that runs until `stop`, and again from `start` to `stop`. Then call `downloads` once, and `wait`."""
 
-    `prepare`: the host begins to prepare the step, which is part of it only if the device is the host. To start a timer
-    that runs changes nothing.
-    """
-
-    def prepare(self) -> None: ...
+    def staged(self) -> None:
+        """Let the device's time begin. What the host does before is part of a step only if the device is the host."""
+        ...
 
     def start(self) -> None: ...
 
@@ -34,20 +32,15 @@ class HostTimer:
     """Timer for a device that is the host. Pauses between `stop` and `start` do not count."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
-        self._since: float | None = None  # while it runs
+        self._seconds = -perf_counter()
 
-    def prepare(self) -> None:
-        self.start()
+    def staged(self) -> None: ...
 
     def start(self) -> None:
-        if self._since is None:
-            self._since = perf_counter()
+        self._seconds -= perf_counter()
 
     def stop(self) -> None:
-        assert self._since is not None, "the timer does not run"
-        self._seconds += perf_counter() - self._since
-        self._since = None
+        self._seconds += perf_counter()
 
     def downloads(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -57,7 +50,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """Timer from the first `start` to the last `stop` on the stream.
+    """Timer from the first `staged` to the last `stop` on the stream.
 
     Downloads use a separate stream, so the next step's work need not wait for them. The caller keeps their sources
     alive until `wait` returns. Streams are passed explicitly: torch takes longer to look up the current one than for
@@ -71,10 +64,10 @@ class CudaTimer:
         self._last = torch.cuda.Event(enable_timing=True)
         self._done = torch.cuda.Event()
 
-    def prepare(self) -> None:
-        """Do nothing: the device may still compute the step before, or wait for this one."""
-
     def start(self) -> None:
+        """Do nothing: pauses of the host count as far as the device waits."""
+
+    def staged(self) -> None:
         if self._first is None:
             self._first = torch.cuda.Event(enable_timing=True)
             self._first.record(self._steps)
@@ -93,7 +86,7 @@ class CudaTimer:
             torch.cuda.set_stream(self._steps)
 
     def wait(self) -> float:
-        assert self._first is not None, "the step was never started"
+        assert self._first is not None, "the step was never staged"
         self._done.synchronize()
         return self._first.elapsed_time(self._last) / 1000
 

@@ -29,7 +29,7 @@ def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]
         assert (drafting is None) == (speculation == "off")
         samples = [sample for answer in answers for sample in answer.outputs]
         found = [tally for sample in samples for tally in sample.drafts.values()]
-        counts = () if drafting is None else drafting.counts.values()
+        counts = () if drafting is None else drafting.stats()
         assert sum(tally.drafted for tally in found) == sum(sum(each.drafted) for each in counts)
         accepted = sum(tally.accepted for tally in found)
         assert accepted == sum(sum(each.accepted) for each in counts) and bool(accepted) == (drafting is not None)

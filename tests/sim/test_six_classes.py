@@ -45,7 +45,7 @@ def good_share(
 
 
 def test_likely_drafts_serve_more_requests() -> None:
-    assert good_share(50, 0.6) > good_share(50, None) + 0.05
+    assert good_share(50, 0.6, seconds=3.0) > good_share(50, None, seconds=3.0) + 0.05
 
 
 @pytest.mark.exhaustive
