@@ -114,6 +114,10 @@ def few_kernel(
     end = tl.minimum(begin + length, first + tiles)
     place = tl.arange(0, TILE)
     block = blocks_of(table, begin * TILE + place, old, BLOCK_SIZE)
+    if not MANY:  # the factors of one token fit registers
+        position = context - 1
+        q_factors = _factors(q_weight, queries_cos_sin, position, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED, MANY)
+        k_factors = _factors(k_weight, keys_cos_sin, position, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED, MANY)
     if OVERLAP:
         _ask(k_cache + kv_head * D, block, begin * TILE + place, block_stride, KV_HEADS * D, D, BLOCK_SIZE)
         _ask(v_cache + kv_head * D, block, begin * TILE + place, block_stride, KV_HEADS * D, D, BLOCK_SIZE)
@@ -136,10 +140,13 @@ def few_kernel(
         real = (index < count) & (member < QUERIES * GROUP)
         position = tl.minimum(old + index, context - 1)
         query_at = (token + index).to(tl.int64) * qkv_stride + head * D
-    query = _turned(
-        qkv, query_at, real, q_weight, queries_cos_sin, position, eps, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED,
-        MANY,
-    ).to(qkv.dtype.element_ty)  # fmt: skip
+    if MANY:
+        q_factors = _factors(
+            q_weight, queries_cos_sin, position, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED, MANY
+        )  # fmt: skip
+    query = _turned(qkv, query_at, real, q_factors, eps, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED).to(
+        qkv.dtype.element_ty
+    )
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
@@ -161,10 +168,11 @@ def few_kernel(
             to = tl.where(first_query == 0, to, -1)  # one tile of queries writes for all
             new_position = tl.minimum(context - count + new, context - 1)
             key_at = (token + new).to(tl.int64) * qkv_stride + (HEADS + kv_head) * D
-        key = _turned(
-            qkv, key_at, is_token, k_weight, keys_cos_sin, new_position, eps, D, D_PAD, NORM, ROTATE, ROTATED,
-            INTERLEAVED, MANY,
-        )  # fmt: skip
+        if MANY:
+            k_factors = _factors(
+                k_weight, keys_cos_sin, new_position, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED, MANY
+            )  # fmt: skip
+        key = _turned(qkv, key_at, is_token, k_factors, eps, D, D_PAD, NORM, ROTATE, ROTATED, INTERLEAVED)
         value_at = qkv + (key_at + KV_HEADS * D)[:, None] + dim[None, :]
         value = tl.load(value_at, mask=is_token[:, None] & (dim < D)[None, :], other=0.0).to(tl.float32)
         kept_at = to // BLOCK_SIZE * block_stride + to % BLOCK_SIZE * (KV_HEADS * D) + kv_head * D
@@ -330,41 +338,58 @@ def _ask(
 
 
 @triton.jit
-def _turned(
-    base, at, real, weight_ptr, angles, position, eps, D: tl.constexpr, D_PAD: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, MANY: tl.constexpr,
+def _factors(
+    weight_ptr, angles, position, D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
+    ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """Return the heads at base + at, [rows, D_PAD] float32, normalised and rotated as asked (see `heads`).
+    """Return what `_turned` multiplies heads by: weights of their numbers and of those that rotate with them, cosines
+    and signed sines. They are older than the step's kernels.
 
     position: of each head's token with MANY; otherwise one number for all.
     """
     dim = tl.arange(0, D_PAD)
     inside = dim < D
-    mask = real[:, None] & inside[None, :]
-    at = base + at[:, None]
-    x = tl.load(at + dim[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight, partner_weight, cos, sin = 1.0, 1.0, 1.0, 0.0
+    if NORM > 0:
+        weight = tl.load(weight_ptr + dim, mask=inside, other=0.0).to(tl.float32)[None, :]
     if ROTATE:
         partner, angle, sign = _pair_of(dim, D, ROTATED, INTERLEAVED)
-        y = tl.load(at + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM == NORM_BEFORE:
-        scale = norm_scale(tl.sum(x * x, 1), D, eps)
-        x *= scale * tl.load(weight_ptr + dim, mask=inside, other=0.0).to(tl.float32)[None, :]
-        if ROTATE:
-            y *= scale * tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if ROTATE:
+        if NORM == NORM_BEFORE:
+            partner_weight = tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
         if MANY:
             turn = angles + (position * D)[:, None] + angle[None, :]
             cos = tl.load(turn, mask=inside[None, :], other=0.0)
-            sin = tl.load(turn + D // 2, mask=inside[None, :], other=0.0)
-            x = x * cos + y * (sign[None, :] * sin)
+            sin = tl.load(turn + D // 2, mask=inside[None, :], other=0.0) * sign[None, :]
         else:  # as lines of two dimensions, angles would change their layout in shared memory
             turn = angles + position * D + angle
-            cos = tl.load(turn, mask=inside, other=0.0)
-            sin = tl.load(turn + D // 2, mask=inside, other=0.0)
-            x = x * cos[None, :] + y * (sign * sin)[None, :]
-    if NORM == NORM_AFTER:
+            cos = tl.load(turn, mask=inside, other=0.0)[None, :]
+            sin = (tl.load(turn + D // 2, mask=inside, other=0.0) * sign)[None, :]
+    return weight, partner_weight, cos, sin
+
+
+@triton.jit
+def _turned(
+    base, at, real, factors, eps, D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
+    ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Return the heads at base + at, [rows, D_PAD] float32, normalised and rotated as asked (see `heads`)."""
+    dim = tl.arange(0, D_PAD)
+    weight, partner_weight, cos, sin = factors
+    mask = real[:, None] & (dim < D)[None, :]
+    at = base + at[:, None]
+    x = tl.load(at + dim[None, :], mask=mask, other=0.0).to(tl.float32)
+    if ROTATE:
+        partner, _, _ = _pair_of(dim, D, ROTATED, INTERLEAVED)
+        y = tl.load(at + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM == NORM_BEFORE:
         scale = norm_scale(tl.sum(x * x, 1), D, eps)
-        x *= scale * tl.load(weight_ptr + dim, mask=inside, other=0.0).to(tl.float32)[None, :]
+        x *= scale * weight
+        if ROTATE:
+            y *= scale * partner_weight
+    if ROTATE:
+        x = x * cos + y * sin
+    if NORM == NORM_AFTER:
+        x *= norm_scale(tl.sum(x * x, 1), D, eps) * weight
     return x
 
 
