@@ -59,3 +59,13 @@ def test_a_size_of_batch_is_padded_to_a_graphs_without_another_kernel():
     for rows, captured in ((5, 8), (17, 24), (33, 40), (65, 72), (130, 160), (187, 192), (193, 200)):
         chosen = {choose_tile_config(n, 4096, 4096, blocks=False) for n in (rows, captured)}
         assert len(chosen) == 1 and None not in chosen
+
+
+@pytest.mark.parametrize("outs", [5120, 16384, 34816])
+def test_programs_with_many_stages_run_at_once(outs):
+    """Blocks of an H200: more stages than four only where four would not let more programs run."""
+    config = rule(16, outs, 5120, True)
+    held = (config.block_m + config.block_n) * config.block_k * config.stages
+    programs = cdiv(outs, config.block_n) * config.shares
+    assert programs <= 132 * (SHARED // held)
+    assert config.stages == (4 if outs == 34816 else 8)
