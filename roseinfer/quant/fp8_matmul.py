@@ -14,6 +14,7 @@ from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.linear.fp8_product import MULTIPLE_COLUMNS, Fp8Factor
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.linear.fp8_tiles import Parts
+from roseinfer.kernels.linear.normed_product import MAX_ROWS, normed_product
 from roseinfer.kernels.linear.skinny import takes_small
 from roseinfer.kernels.linear.small_product import SmallProduct
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, JointProduct, Matmul, Norm, Pair
@@ -32,7 +33,7 @@ class Fp8Matmul(FewOrMany):
         """
         check_shape(weight)
         self._weight = weight
-        self._parts = parts
+        self.parts = parts
         self._factor = Fp8Factor(weight.codes, weight.scales, parts)
         self._bias = bias
         self._epilogue = epilogue
@@ -44,7 +45,7 @@ class Fp8Matmul(FewOrMany):
         return self._factor.grouped
 
     def bare(self) -> "Fp8Matmul":
-        return Fp8Matmul(self._weight, self._bias, NO_EPILOGUE, self._parts)
+        return Fp8Matmul(self._weight, self._bias, NO_EPILOGUE, self.parts)
 
     def paired(self, second: Matmul) -> Pair | None:
         if isinstance(second, Fp8Matmul) and second._epilogue == NO_EPILOGUE:
@@ -90,18 +91,22 @@ class Fp8Matmul(FewOrMany):
 
 
 class Fp8Joint:
-    """`JointProduct` with a second, small weight in 16 bits, in one launch for a row."""
+    """`JointProduct` with a second, small weight in 16 bits: in one launch for a row, else in one of its own."""
 
     def __init__(self, first: Fp8Matmul, second: Matmul, small: torch.Tensor) -> None:
         """small: the weight of `second`."""
         self._first, self._second, self._small = first, second, small
 
     def __call__(self, norm: Norm, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        first = self._first
-        if norm.bias is not None or not first.takes_small(x.shape[0]):
+        first, rows = self._first, x.shape[0]
+        if norm.bias is not None or rows > MAX_ROWS:
             return first.after(norm, x), self._second.after(norm, x)
-        small = SmallProduct(self._small, torch.empty(x.shape[0], len(self._small), dtype=x.dtype, device=x.device))
-        return first.few(x, norm=norm, small=small), small.out
+        if first.takes_small(rows):
+            small = SmallProduct(self._small, torch.empty(rows, len(self._small), dtype=x.dtype, device=x.device))
+            return first.few(x, norm=norm, small=small), small.out
+        # While it runs, the first product reads its weight.
+        second = normed_product(x, self._small, norm.weight, norm.eps, first.parts)
+        return first.after(norm, x), second
 
 
 class Fp8Pair:

@@ -26,6 +26,7 @@ from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_ker
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
 from roseinfer.kernels.linear import int4_bulk
 from roseinfer.kernels.linear.int4_tiles import int4_tile_kernel, int4_widening_kernel
+from roseinfer.kernels.linear.normed_product import normed_product_kernel
 from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
 from roseinfer.kernels.linear.skinny_int4 import skinny_int4_kernel
@@ -180,6 +181,7 @@ def main(*, everything: bool) -> None:
             read(skinny_pairs_kernel, constants | pairs | slots | {"ROWS": 2}, pointers | DELTA)
     read_direct(False)
     read_direct(True)
+    read_normed_product()
     for group in (32, 128):
         read_int4(group)
     read_int4(64, nvfp4=True)
@@ -300,6 +302,13 @@ def read_direct(gated) -> None:
     }
     read(skinny_direct_kernel, constants, {})
     read(skinny_direct_kernel, constants | SLOT_SIZES, DELTA)
+
+
+def read_normed_product() -> None:
+    """Compile a small product, with columns that end within a share."""
+    sizes = {"N": 40, "K": 700, "TILE": 16, "SHARE": 256, "SHARES": 3, "OVERLAP": True}
+    pointers = {"norm_ptr": "*fp32", "parts_ptr": "*fp32", "arrived_ptr": "*i32"}
+    read(normed_product_kernel, sizes, pointers)
 
 
 def read_int4(group, *, nvfp4=False) -> None:
