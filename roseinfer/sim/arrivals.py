@@ -21,6 +21,8 @@ from roseinfer.sim.workload import VOCAB_COUNT, Arrival, RequestMix, UniformLeng
 
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_STEP_S = 3.0
+# A prompt is a list in memory; no model has a context of so many tokens.
+MAX_PROMPT_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class TraceRequest:
         if not (isfinite(self.at_s) and self.prompt_len > 0 and self.output_len >= 0):
             found = f"{self.at_s:g} s, {self.prompt_len} and {self.output_len} tokens"
             raise ValueError(f"a request must have a finite time, a prompt and no negative output, got {found}")
+        if self.prompt_len > MAX_PROMPT_TOKENS:
+            raise ValueError(f"a prompt has at most {MAX_PROMPT_TOKENS} tokens, got {self.prompt_len}")
 
     def prompt_ids(self, vocab: int) -> list[int]:
         """Return tokens such that equal leading blocks give equal prefixes.

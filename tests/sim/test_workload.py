@@ -110,7 +110,10 @@ def test_unreadable_traces_are_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=name):
             read_trace(str(tmp_path / name))
-    for wrong in ({"timestamp": 1e300 * 1e300}, {"input_length": 0}, {"output_length": -1}, {"hash_ids": ["a"]}):
+    for wrong in (
+        {"timestamp": 1e300 * 1e300}, {"input_length": 0}, {"input_length": 10**9}, {"output_length": -1},
+        {"hash_ids": ["a"]},
+    ):  # fmt: skip
         row = {"timestamp": 0, "input_length": 5, "output_length": 5} | wrong
         (tmp_path / "e.jsonl").write_text(json.dumps(row))
         with pytest.raises(ConfigError, match=r"e\.jsonl' is no trace"):
