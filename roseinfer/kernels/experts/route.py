@@ -45,17 +45,22 @@ class RouteConfig(NamedTuple):
     rows: int = 0
 
 
-def _choose_config(tokens: int) -> RouteConfig:
-    """Return the fastest config for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23).
+def _choose_config(tokens: int, experts: int) -> RouteConfig:
+    """Return the fastest config on an H200 (torch 2.11, Triton 3.6).
 
-    Up to 128 tokens were measured alone, at 1, 8, 16 and 64; more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800,
-    1,048, 2,048, 4,096 and 8,192. In one launch the last program adds up the sums of all its tokens, so there are few
-    of those; for many tokens that takes longer than a second launch.
+    Up to 128 tokens were measured alone, at 8, 16, 32, 64 and 128 with 32 experts of 2,880 columns, and with 128 and
+    256 experts of 2,048 (2026-11-28); more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800, 1,048, 2,048, 4,096 and
+    8,192 (2026-11-23). In one launch the last program chooses for all tokens of its product, which pays for few experts
+    only.
     """
-    if tokens <= 32:
-        return RouteConfig(16, 32, 4, 256, 3, 4)
     if tokens <= 128:
-        return RouteConfig(16, 64, 4, 256, 3, 4)
+        if experts <= 32:
+            return RouteConfig(16, 32, 12, 256, 3, 4)
+        if experts <= 128:
+            return (
+                RouteConfig(16, 32, 8, 128, 3, 4, rows=1) if tokens <= 64 else RouteConfig(16, 32, 4, 256, 3, 4, rows=1)
+            )
+        return RouteConfig(16, 32, 4, 128 if tokens <= 32 else 256, 3, 4, rows=1)
     if tokens <= 256:
         return RouteConfig(64, 128, 4, 64, 3, 4, rows=4)
     if tokens <= 1280:
@@ -246,7 +251,7 @@ def route(
     assert scales is None or scales.shape[1] * SCALE_BLOCK == hidden
     if not tokens:
         return Routed(ids, weights)
-    config = config or _choose_config(tokens)
+    config = config or _choose_config(tokens, experts)
     splits = min(config.splits, cdiv(hidden, config.columns))
     span = cdiv(cdiv(hidden, splits), config.columns) * config.columns
     groups, padded = next_power_of_2(cdiv(hidden, 128)), next_power_of_2(experts)

@@ -22,7 +22,10 @@ def route(x, norm, router, **options):
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize(("tokens", "experts", "top_k", "hidden"), [(1, 8, 2, 64), (19, 20, 3, 72), (5, 128, 8, 136)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden"),
+    [(1, 8, 2, 64), (19, 20, 3, 72), (5, 128, 8, 136), (65, 40, 2, 136), (3, 150, 8, 136), (33, 150, 3, 136)],
+)
 def test_the_largest_and_their_weights(device, tokens, experts, top_k, hidden, renormalise):
     inputs = router_case(device, tokens, experts, hidden, torch.bfloat16)
     arrived = arrived_of(tokens, device)
