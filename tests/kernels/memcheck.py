@@ -29,6 +29,7 @@ from roseinfer.kernels.linear.fp8_rows import gated_rows, normed_rows, plain_row
 from roseinfer.kernels.linear.fp8_tile_configs import choose_tile_config
 from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
+from roseinfer.kernels.linear.normed_product import MAX_ROWS, normed_product
 from roseinfer.kernels.linear.skinny import SkinnyNorm, skinny_linear, supports
 from roseinfer.kernels.lora.expand_tiles import expand, gated_expanded, gated_rows_expanded
 from roseinfer.kernels.lora.shrink_tiles import MAX_SHARED_TILES, shrink_tiles
@@ -206,7 +207,7 @@ def adapters(sizes: Sizes, device: torch.device) -> None:
 
 
 def eight(sizes: Sizes, device: torch.device) -> None:
-    """Run products by weights in FP8, of rows in 16 bits and of rows in FP8, and the rounding of those."""
+    """Run products by weights in FP8, of rows in 16 bits and of rows in FP8, their rounding, and small products."""
     parts = Parts.allocate(device)
     for weight_rows, columns, counts in sizes.eight:
         wide = torch.empty((weight_rows, columns), device=device).normal_()
@@ -218,6 +219,8 @@ def eight(sizes: Sizes, device: torch.device) -> None:
                 if rows <= _FEW and supports(rows, weight.codes, False, weight.scales):
                     skinny_linear(few, weight.codes, scales=weight.scales, overlap=True)
                 norm = x[0, :columns].clone()
+                if rows <= MAX_ROWS:
+                    normed_product(few, wide[:24].to(sizes.dtype), norm, 1e-6, parts)
                 rounded = normed_rows(few, norm, None, 1e-6, grouped=block)
                 plain_rows(few, grouped=block)
                 gated_rows(x, "silu", grouped=block)
