@@ -28,6 +28,16 @@ def test_a_healthy_server(server: LiveServer) -> None:
     assert server.get("/load").json() == {"server_load": 0}
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_monitors_may_ask_for_the_head(server: LiveServer, alive: bool) -> None:
+    server.engine.alive = alive
+    with server.client() as client:
+        for path in ("/health", "/ping", "/ready", "/version", "/metrics", "/v1/models"):
+            head, answer = client.head(path), client.get(path)
+            assert (head.status_code, head.content) == (answer.status_code, b"")
+            assert head.headers["content-type"] == answer.headers["content-type"]
+
+
 @pytest.mark.parametrize(("alive", "age_s", "retry"), [(False, 0.0, "false"), (True, 61.0, None)])
 def test_a_sick_engine(server: LiveServer, alive: bool, age_s: float, retry: str | None) -> None:
     server.engine.alive, server.engine.heartbeat_age_s = alive, age_s

@@ -52,5 +52,6 @@ def add(app: FastAPI, models: ServedModels) -> None:
         return JsonResponse(card(model_id))
 
     app.add_api_route("/v1/models", list_models, tags=["models"], **docs(ModelList, 401, 503))
+    app.add_api_route("/v1/models", list_models, methods=["HEAD"], include_in_schema=False)
     # Ids may contain slashes.
     app.add_api_route("/v1/models/{model_id:path}", retrieve_model, tags=["models"], **docs(ModelCard, 401, 404, 503))

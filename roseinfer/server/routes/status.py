@@ -49,7 +49,10 @@ def add(app: FastAPI, models: ServedModels, observation: Observation) -> None:
     metrics_docs = docs(Health, 503)
     metrics_docs["responses"][200] = text
     app.add_api_route("/metrics", metrics, tags=["status"], response_class=Response, **metrics_docs)
-    app.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)
+    # Monitors ask for the head only.
+    probed = {"/health": health, "/ping": health, "/ready": ready, "/version": version, "/metrics": metrics}
+    for path, endpoint in probed.items():
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _by_engine(models: ServedModels, fields: Callable[[EngineReport], dict[str, Any]]) -> dict[str, Any]:
