@@ -114,8 +114,9 @@ def test_wrong_routes(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/ping", "GET, POST"), ("POST", "/metrics", "GET, HEAD"), ("DELETE", "/v1/chat/completions", "POST"),
-        ("POST", "/v1/models/some/model", "GET"), ("GET", "/tokenize", "POST"), ("HEAD", "/health", "GET"),
+        ("PUT", "/ping", "GET, HEAD, POST"), ("POST", "/metrics", "GET, HEAD"),
+        ("DELETE", "/v1/chat/completions", "POST"), ("POST", "/v1/models/some/model", "GET"),
+        ("GET", "/tokenize", "POST"), ("HEAD", "/load", "GET"),
     ],
 )  # fmt: skip
 def test_a_wrong_method_is_told_all_of_the_right_ones(server: LiveServer, method: str, path: str, allowed: str) -> None:
