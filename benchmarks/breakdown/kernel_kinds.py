@@ -20,7 +20,7 @@ _PATTERNS = (
     ("K/V write", r"heads_kernel|reshape_and_cache|rotary|_rope|\brope|index_copy|index_put|scatter|store_kv"),
     (
         "GEMM",
-        r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|tile_kernel|int4|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
+        r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|split_k|skinny|tile_kernel|normed_product|int4|linear|addmm|matmul|aten::mm$|bmm|dot|onednn|mkldnn",
     ),
     ("rounding to FP8", r"^_?(normed_)?rows_kernel"),
     ("norm and activation", r"norm|silu|gelu|swiglu|(gated|pointwise|add)_kernel|activation|rsqrt|sigmoid|tanh"),

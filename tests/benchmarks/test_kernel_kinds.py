@@ -80,6 +80,7 @@ OURS = {
         "skinny_direct_kernel",
         "skinny_int4_kernel",
         "int4_widening_kernel",
+        "normed_product_kernel",
         "skinny_kernel",
         "skinny_pairs_kernel",
     },
