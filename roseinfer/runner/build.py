@@ -54,8 +54,9 @@ from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 from roseinfer.runner.start_notes import log_start_notes, warn_of_small_cache, warn_of_unused_sizes, without_head
 
-# Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
-GRAPH_BYTES = 512 << 20
+# Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB. Steps with drafts
+# have up to 15 more, which keep results of 8,640 tokens.
+GRAPH_BYTES, DRAFTED_GRAPH_BYTES = 512 << 20, 160 << 20
 # A rehearsal on a CPU only loads what is loaded lazily; a full prefill would take seconds.
 CPU_REHEARSAL_TOKENS = 32
 
@@ -403,7 +404,8 @@ def free_cuda_bytes(
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
     sets = 1 if adapters is None else 2  # steps with adapters have graphs of their own
-    graphs = sets * GRAPH_BYTES + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
+    each = GRAPH_BYTES + (DRAFTED_GRAPH_BYTES if limits.max_drafts else 0)
+    graphs = sets * each + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
     return gpu_share_bytes(config, free, total, torch.cuda.memory_reserved(model.device)) - step_bytes - graphs
 
 

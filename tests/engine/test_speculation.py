@@ -53,6 +53,13 @@ def test_recorded_outputs_of_one_run_are_the_drafts_of_another(tmp_path: Path) -
     assert outputs[0] == outputs[1] and steps[1] < steps[0] / 2
 
 
+def test_all_outputs_of_a_run_are_recorded(tmp_path: Path) -> None:
+    file, params = tmp_path / "outputs.jsonl", SamplingParams(max_tokens=3, ignore_eos=True)
+    with LLM("tiny", threads=1, num_kv_blocks=64, load_format="dummy", speculation=f"record:{file}") as llm:
+        llm.generate([PROMPT] * 4, params)
+        assert len(file.read_text().splitlines()) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

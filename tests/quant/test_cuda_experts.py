@@ -326,13 +326,14 @@ def test_ranks_add_up_to_the_experts_of_gpt_oss(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scale", "told"), [(torch.float16, 141, "float16 does not hold"), (torch.bfloat16, 191, "above 2\\^63")]
+    ("dtype", "scale", "message"),
+    [(torch.float16, 141, "float16 does not hold"), (torch.bfloat16, 191, "above 2\\^63")],
 )
-def test_scales_that_the_kernels_do_not_hold_are_rejected(dtype: torch.dtype, scale: int, told: str) -> None:
+def test_scales_that_the_kernels_do_not_hold_are_rejected(dtype: torch.dtype, scale: int, message: str) -> None:
     tensors = stacked_tensors(drawn_with_biases(GPT_OSS), GPT_OSS)
     tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     tensors["moe.experts.down_scales"][1, 2, 0] = scale
-    with pytest.raises((ConfigError, UnsupportedModelError), match=told):
+    with pytest.raises((ConfigError, UnsupportedModelError), match=message):
         load_stacked(tensors, SingleRank(), dtype)
     tensors["moe.experts.down_scales"][1, 2, 0] = scale - 1
     load_stacked(tensors, SingleRank(), dtype)

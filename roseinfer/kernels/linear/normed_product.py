@@ -51,7 +51,9 @@ def normed_product_kernel(
     rows_at = x_ptr + tl.minimum(m, rows - 1).to(tl.int64)[:, None] * x_stride
     x = tl.load(rows_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
     squares = tl.sum(x * x, 1)
-    sums = tl.dot((x * gain[None, :]).to(w.dtype), tl.trans(w))
+    # Before they are divided, inputs times the norm's weight may be too large for float16.
+    FACTOR: tl.constexpr = 256.0 if w_ptr.dtype.element_ty == tl.float16 else 1.0
+    sums = tl.dot((x * (gain / FACTOR)[None, :]).to(w.dtype), tl.trans(w))
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     place = tl.arange(0, TILE)
     # Sums of a share, then its squares.
@@ -68,7 +70,7 @@ def normed_product_kernel(
         for i in tl.static_range(SHARES):
             sums += tl.load(parts + i * SIZE + cell, cache_modifier=".cg")
             squares += tl.load(parts + i * SIZE + TILE * TILE + place, cache_modifier=".cg")
-        sums *= tl.rsqrt(squares / K + eps)[:, None]
+        sums *= (FACTOR * tl.rsqrt(squares / K + eps))[:, None]
         written = (m < rows)[:, None] & (n < N)[None, :]
         tl.store(out_ptr + m[:, None] * N + n[None, :], sums.to(out_ptr.dtype.element_ty), mask=written)
 

@@ -216,9 +216,11 @@ class Drafting:
         return self._pricing.step_done(plan, duration_s, device_s)
 
     def ended(self, request: Request) -> None:
-        """Take note of a request that has ended; `learn` does the rest."""
+        """Take note of a request that has ended. `learn` does the rest, at once if no step may follow."""
         self._verifying.pop(request.request_id, None)
         self._ended.append(request)
+        if not self._verifying:
+            self.learn()
 
 
 def _runs_of(proposal: Proposal, drafted: int) -> tuple[DraftRun, ...]:

@@ -12,6 +12,15 @@ def exact(x, weight, norm):
     return F.rms_norm(x.double(), norm.shape, norm.double(), 1e-5) @ weight.double().T
 
 
+def test_large_inputs_in_float16(device):
+    x, weight = torch.randn(3, 512, device=device).half(), torch.randn(16, 512, device=device).half()
+    x[1, 7] = 24_000
+    norm, parts = torch.full((512,), 3.0, device=device), Parts.allocate(torch.device(device))
+    expected = exact(x, weight, norm)
+    found = normed_product(x, weight, norm, 1e-5, parts).double()
+    assert ((found - expected).norm(dim=1) < 5e-3 * expected.norm(dim=1)).all()
+
+
 @pytest.mark.parametrize(("rows", "outs", "columns"), [(1, 16, 128), (17, 40, 1100), (MAX_ROWS, 6, 512)])
 @pytest.mark.parametrize("norm_dtype", [torch.float32, torch.float16])
 def test_rows_that_lie_apart(rows, outs, columns, norm_dtype, device):

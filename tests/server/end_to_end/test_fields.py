@@ -228,4 +228,4 @@ def test_what_clients_ask_of_the_tokenizer(real: RealServer, llm: LLM) -> None:
 
 def test_a_wrong_method_names_the_right_ones(real: RealServer) -> None:
     answer = real.http.put("/ping")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
