@@ -114,6 +114,7 @@ class ModelRunner:
         self._timers = StepTimers(seats.device)
         self._span: Span = unobserved
         self._unsampled: StepHandle | None = None
+        self._in_flight = 0  # steps that were submitted and not collected
         self._masks = _make_masks(seats, limits)
 
     def observe(self, span: Span) -> None:
@@ -127,8 +128,9 @@ class ModelRunner:
         assert self._unsampled is None, "the previous step must be sampled first"
         self._limits.check(plan)
         handle = StepHandle(plan, self._timers.new())
-        if plan.states is not None or not plan.rows:
-            handle.timer.staged()
+        if self._in_flight or plan.states is not None or not plan.rows:
+            handle.timer.staged()  # where the device has to wait for the host, steps take no less
+        self._in_flight += 1
         with self._span("prepare"):
             handle.host_copies = self._state.apply(plan)
             if self._draft_steps is not None and plan.admitted:
@@ -168,14 +170,13 @@ class ModelRunner:
     def collect(self, handle: StepHandle) -> StepResult:
         """Wait for a sampled step."""
         duration_s = handle.timer.wait()
+        self._in_flight -= 1
         if handle.plan.adapter_loads:
             self._state.finish_adapters()
         rows, sampled = handle.plan.rows, handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()
         token_ids: list[tuple[int, ...]] = [()] * len(rows)
-        settled: Sequence[int] = range(len(tokens))
-        if handle.samples.drafts_before:
-            settled = handle.samples.settled(rows, tokens)
+        settled = handle.samples.settled(rows, tokens) if handle.samples.drafts_before else range(len(tokens))
         for at in settled:
             if tokens[at] >= 0:
                 token_ids[handle.samples.rows[at]] += (tokens[at],)

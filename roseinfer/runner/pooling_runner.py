@@ -60,14 +60,13 @@ class PoolingRunner:
         """Apply the plan's state changes and launch its forward pass."""
         self._limits.check(plan)
         handle = PooledHandle(plan, self._timers.new())
-        if plan.states is not None or not plan.rows:
-            handle.timer.staged()
+        handle.timer.staged()
         with self._span("prepare"):
             handle.host_copies = self._state.apply(plan)
         if plan.rows:
             columns = Columns.of(plan.rows)
             with self._span("forward"):
-                out = self._forward_pass.run(columns, handle.timer.staged)
+                out = self._forward_pass.run(columns)
             assert out.hidden is not None, "the graphs of a pooling engine end with hidden states"
             handle.vectors = self._pooler.pool(out.hidden, PooledRows.of(plan.rows, list(columns.order)))
         handle.timer.stop()
