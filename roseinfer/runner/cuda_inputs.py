@@ -330,9 +330,9 @@ class _Tail:
         seats, sample_ends = layout[SEAT, sampling], layout[END, sampling]
         if any(columns.drafts):  # a sample after each of them
             counts = np.fromiter(map(len, columns.drafts), np.int32, len(columns.drafts))[sampling] + 1
-            before = np.cumsum(counts, dtype=np.int32)
+            upto = np.cumsum(counts, dtype=np.int32)
             seats = np.repeat(seats, counts)
-            sample_ends = np.repeat(sample_ends + 1 - before, counts) + np.arange(len(seats), dtype=np.int32)
+            sample_ends = np.repeat(sample_ends + 1 - upto, counts) + np.arange(len(seats), dtype=np.int32)
         tail = cls(start, sum(columns.logits), len(seats))
         wanted = chain.from_iterable(map(range, map(sub, ends, columns.logits), ends))
         host[start : start + tail._num_logits] = np.fromiter(wanted, np.int32, tail._num_logits)
@@ -369,8 +369,8 @@ def _write_drafts(host: np.ndarray, columns: Columns) -> None:
     """Write which tokens are drafts, and -1 for the others."""
     host[:] = -1
     if any(columns.drafts):
-        ends = [(end, drafts) for end, drafts in zip(accumulate(columns.count), columns.drafts, strict=True) if drafts]
-        places = chain.from_iterable([range(end - len(drafts), end) for end, drafts in ends])
+        rows = zip(accumulate(columns.count), columns.drafts, strict=True)
+        places = chain.from_iterable([range(end - len(drafts), end) for end, drafts in rows])
         host[list(places)] = list(chain.from_iterable(columns.drafts))
 
 

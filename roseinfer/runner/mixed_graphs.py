@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # it needs triton
 MAX_REPLAY_LAUNCH_RATIO = 1.5
 # Launches are timed again where steps are so many times as large: mostly, larger steps take more of them.
 _RETIMED_FACTOR = 4
-# The largest steps with a form for many short chunks: half of the requests that a larger one serves are prompts.
+# The largest steps with a form for many short chunks. Larger ones are of prompts, which come before drafts, so few of
+# them have many.
 _MAX_CROWDED_TOKENS = 1024
 # A number of prompts that always fits a graph's map of chunks.
 _MAX_TIMED_PROMPTS = 32

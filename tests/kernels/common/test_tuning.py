@@ -55,8 +55,7 @@ def decode() -> Iterator[object]:
 
 
 # Digests of what the tables at commit a429295b chose, where they were Python code. Measuring a table again changes its
-# digest, as does another rule for other weights: 2026-11-28, FP8 for one row,
-# and tiles by blocks.
+# digest, as does another rule for other weights: 2026-11-28, FP8 for one row, and tiles by blocks.
 @pytest.mark.parametrize(
     ("choices", "digest"),
     [
