@@ -2,7 +2,7 @@
 
 Few rows add it within the product's kernel, before its activation. More rows add it to the product's result, together
 with the activation if there is a gate. Adapters multiply what the product reads: inputs in FP8 where it does. Rows
-without an adapter get the same bits as in a step without any.
+without an adapter get the same bits as in a step without any, or another rounding where `skinny_linear` says so.
 """
 
 from functools import cached_property

@@ -163,9 +163,10 @@ def skinny_linear(
     rows, then the up projection's. scales: factors of a weight in float8_e4m3fn, float32, contiguous: [out], or
     [ceil(out / 128), ceil(in / 128)] for blocks of 128 x 128 (gated: the up projection begins with a block). bias:
     [weight's rows]. residual: [M, out], and `out` may be the same tensor. activation: None, "silu", "gelu" or
-    "gelu_tanh". delta: slots of rows, whose adapters change the outputs before the activation; rows without one are the
-    same bits as without it. small: another product of norm(x), where `takes_small`. The result has x's dtype, or
-    `out_dtype`, or is `out`, which must not share memory with x. Sums are float32 and rounded once.
+    "gelu_tanh". delta: slots of rows, whose adapters change the outputs before the activation; rows without one are as
+    without it: the same bits, but for a rounding where the compiler fuses elementwise products with other additions.
+    small: another product of norm(x), where `takes_small`. The result has x's dtype, or `out_dtype`, or is `out`, which
+    must not share memory with x. Sums are float32 and rounded once.
 
     overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
     `residual` may be results of that kernel or an earlier one; all other tensors must be older.

@@ -16,13 +16,17 @@ DIRECT = DirectConfig(block_n=16, block_k=512, ahead=True, max_registers=128)
 
 
 def check(inputs, matrices, config=None, **options):
-    """Compare rows with adapters to float64, and rows without to the product's own bits."""
+    """Compare rows with adapters to float64, and rows without to the product alone: the same bits, but for elementwise
+    products on a GPU, which the compiler may fuse with other additions.
+    """
     x, norm = inputs["x"], inputs.get("norm")
     slots = slots_of_rows(x.device, len(x), len(matrices.ranks))
     out = skinny_linear(**inputs, delta=SlotRows(slots, matrices), config=config, **options)
     alone = skinny_linear(**inputs, config=config, **options)
     base = (slots < 0) | (matrices.ranks[slots.clamp_min(0)] == 0)
-    assert torch.equal(out[base], alone[base])
+    fused = x.is_cuda and not getattr(config, "dot", True)
+    step = torch.finfo(out.dtype).eps if fused else 0.0
+    torch.testing.assert_close(out[base], alone[base], rtol=step, atol=1e-5 if fused else 0.0)
     added = exact_delta(x, slots, matrices, norm)
     # A bias of each row's own, so that the activation follows.
     expected = torch.stack(
