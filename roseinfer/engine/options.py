@@ -16,7 +16,7 @@ from roseinfer.core.config.engine import (
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.sched.registry import option_names, scheduler_config
+from roseinfer.sched.registry import all_options, option_names, scheduler_config
 
 Part = TypeVar(
     "Part", ModelConfig, CacheConfig, SpeculationConfig, AdapterConfig, ProfileConfig, PricedConfig, KvEventsConfig
@@ -61,7 +61,8 @@ def _take(kind: type[Part], options: dict[str, Any]) -> Part:
 def _take_scheduler(options: dict[str, Any]) -> SchedulerConfig:
     """Build the scheduler's config, including the options of its policy, and remove these options."""
     given = {name: options.pop(name) for name in _scheduler_names() if name in options}
-    _check_types(SchedulerConfig, given)
+    for kind in (SchedulerConfig, all_options()):
+        _check_types(kind, given)
     return scheduler_config(**given)
 
 

@@ -81,6 +81,8 @@ def test_options_without_effect_are_named_once(caplog: pytest.LogCaptureFixture)
         ({"max_model_len": 12.5}, "max_model_len must be an integer, got 12.5"),
         ({"enforce_eager": "yes"}, "enforce_eager must be True or False, got 'yes'"),
         ({"max_num_seqs": True}, "max_num_seqs must be an integer, got True"),
+        ({"max_batch_size": 1.0}, "max_batch_size must be an integer, got 1.0"),
+        ({"slack_fairness": "high"}, "slack_fairness must be a number, got 'high'"),
         ({"dtype": "float8"}, "dtype must be one of auto, float32, bfloat16, float16"),
         ({"num_kv_blocks": 8, "num_gpu_blocks_override": 9}, "are the same option"),
         ({"chat_template": "missing.jinja"}, "chat_template: cannot read 'missing.jinja'"),
