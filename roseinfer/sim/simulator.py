@@ -87,6 +87,10 @@ class SimulationResult:
     policy_s: float = field(default=0.0, compare=False)
     stats: SchedulerStats = field(default=SchedulerStats(), compare=False)
 
+    def per_s(self, amount: float) -> float:
+        """Return an amount per simulated second; 0 if no time passed, because no request was served."""
+        return amount / self.elapsed_s if self.elapsed_s else 0.0
+
     @property
     def reused(self) -> tuple[float, float]:
         """Shares of the tokens of starting requests (also after a preemption) that were not computed.

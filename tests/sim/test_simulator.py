@@ -121,3 +121,15 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert cli.main(["simulate", "--num-requests", "8", "--scheduling-policy", "pack", "--json", str(file)]) == 0
     assert "TTFT ms p99" in capsys.readouterr().out
     assert json.loads(file.read_text())["requests"] == 8
+
+
+@pytest.mark.parametrize("comparison", [(), ("--replicas", "1", "--rates", "5", "--jobs", "1", "--kill", "0@0")])
+def test_a_run_in_which_no_time_passes(comparison: tuple[str, ...], tmp_path: Path) -> None:
+    """The request is rejected at once, or no engine lives. The result has no NaN, which JSON does not know."""
+    classes, file = tmp_path / "slo.toml", tmp_path / "result.json"
+    classes.write_text("[classes.fast]\nttft_ms = 0.001\n")
+    options = ["--num-requests", "1", "--slo-classes", str(classes), "--json", str(file), *comparison]
+    assert cli.main(["simulate", *options]) == 0
+    result = json.loads(file.read_text(), parse_constant=pytest.fail)
+    (found,) = result.get("points", [result])
+    assert found["requests"] == 1 and found["steps"] == 0

@@ -40,7 +40,6 @@ OPTIONS = OptionSet(
         "move_us": "it belonged to --roles (docs/research/prefill-and-decode-apart.md)",
     },
 )
-PERCENTILES = (50, 95, 99)
 # Each of these starts a comparison, even of one policy.
 COMPARISON_OPTIONS = frozenset(each.name for each in fields(SweepConfig))
 # Options that name the policy of a single run.
@@ -112,23 +111,27 @@ def run_one(
         result = describe(simulate(arrivals, scheduler, machine))
     width = max(map(len, result))
     for name, value in result.items():
-        print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
+        shown = f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
+        print(f"{name.ljust(width)}  {shown}")
     return result
 
 
-def describe(simulation: Any) -> dict[str, float | int]:
-    """Return figures in milliseconds where the name says so; rates are per simulated second."""
-    from roseinfer.bench.report import percentile
+def describe(simulation: Any) -> dict[str, float | int | None]:
+    """Return figures in milliseconds where the name says so; rates are per simulated second.
+
+    Percentiles of no values are None.
+    """
+    from roseinfer.sim.report import percentiles
 
     lives = [life for life in simulation.lifetimes if life.token_s]
     tokens = sum(len(life.token_s) for life in lives)
-    summary: dict[str, float | int] = {
+    summary: dict[str, float | int | None] = {
         "requests": len(simulation.lifetimes),
         "steps": simulation.steps,
         "preemptions": simulation.preemptions,
         "simulated s": simulation.elapsed_s,
-        "busy share": simulation.busy_s / simulation.elapsed_s,
-        "output tok/s": tokens / simulation.elapsed_s,
+        "busy share": simulation.per_s(simulation.busy_s),
+        "output tok/s": simulation.per_s(tokens),
         "from KV cache": simulation.reused[0],
         "from host memory": simulation.reused[1],
     }
@@ -138,7 +141,7 @@ def describe(simulation: Any) -> dict[str, float | int]:
         "latency": [life.latency_s for life in lives],
     }
     for name, values in measures.items():
-        summary |= {f"{name} ms p{p}": percentile(values, p) * 1e3 for p in PERCENTILES}
+        summary |= {f"{name} ms {which}": value for which, value in percentiles(values).items()}
     return summary
 
 
