@@ -14,7 +14,7 @@ WIDTHS = (16, 32, 64, 128)
 
 
 class TritonDelta:
-    """`DeltaLayer` for GPUs: one launch for rows of one token and its drafts, and five for others, if any."""
+    """`DeltaLayer` for GPUs: one launch for rows of one token and its drafts, and seven for others, if any."""
 
     def __init__(self, spec: DeltaSpec, weights: DeltaWeights) -> None:
         """Raise `ConfigError` for heads that the kernels do not support."""

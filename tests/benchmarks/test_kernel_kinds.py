@@ -59,7 +59,15 @@ OURS = {
     },
     "experts": {"down_kernel", "gate_up_kernel"},
     "rows of experts": {"spread_kernel", "sum_kernel"},
-    "states": {"delta_decode_kernel", "prepare_kernel", "scan_kernel", "solve_kernel", "window_kernel"},
+    "states": {
+        "delta_decode_kernel",
+        "invert_kernel",
+        "pairs_kernel",
+        "prepare_kernel",
+        "scan_kernel",
+        "solve_kernel",
+        "window_kernel",
+    },
     "adapters": {"lora_expand_kernel", "lora_gated_kernel", "lora_tiles_kernel"},
     "between GPUs": {"add_piece_kernel", "meet_kernel", "push_blocks_kernel", "push_words_kernel"},
     "attention": {

@@ -277,9 +277,16 @@ def read_delta(dtype, precision) -> None:
         "BLOCK": 256,
     }
     constants |= {"PRECISION": precision, "OVERLAP": True}
-    kernels = (chunks.prepare_kernel, chunks.solve_kernel, chunks.scan_kernel, chunks.gated_norm_kernel)
-    for kernel in (delta_decode_kernel, *kernels, chunks.window_kernel):
+    kernels = (chunks.prepare_kernel, chunks.scan_kernel, chunks.gated_norm_kernel, chunks.window_kernel)
+    for kernel in (delta_decode_kernel, *kernels):
         read(kernel, constants, pointers)
+    blocks = constants | {"BLOCK": chunks.INVERTED_BLOCK_ROWS}
+    matrix = pointers | {"lower_ptr": "*fp32"}
+    read(chunks.invert_kernel, blocks, matrix)
+    for kernel in (chunks.pairs_kernel, chunks.solve_kernel):
+        read(kernel, blocks, matrix)
+        if dtype == "*bf16":
+            read(kernel, blocks | {"PRECISION": "parts"}, matrix)
     read(delta_decode_kernel, constants | {"DRAFTS": False}, pointers)
 
 

@@ -1,7 +1,8 @@
 """Gated DeltaNet of rows of several tokens, in pieces of up to 64 tokens (see `chunked_rule` for the formulas).
 
-Only `_scan_kernel` passes from piece to piece of a row. The kernels before it compute all pieces at once: convolution,
-unit vectors and gates; then what each piece needs besides the state. The last ones take windows and norms.
+Only `scan_kernel` passes from piece to piece of a row. The kernels before it compute all pieces at once: convolution,
+unit vectors and gates; then what each piece needs besides the state, in three steps. The last ones take windows and
+norms.
 """
 
 import torch
@@ -12,8 +13,14 @@ from roseinfer.kernels.delta.inputs import DeltaInputs
 from roseinfer.kernels.delta.tables import PER_STEP, load_piece, load_pieces, load_row
 
 PIECE_TOKENS = 64
-# Values of a head that one program of the scan computes.
-MAX_SCAN_WIDTH = 32
+# Rows of the blocks of a piece's matrix that are inverted row by row.
+INVERTED_BLOCK_ROWS = 16
+# Values of a head that one program of the scan computes: few, if all programs of a row then run at the same time. With
+# 32 heads they are 128, and an H200 has 132 multiprocessors.
+SCAN_WIDTH, WIDE_SCAN_WIDTH, MAX_NARROW_HEADS = 32, 64, 32
+# The narrowest heads whose float32 factors are two of bfloat16. For 16 and 32 columns ptxas 12.8 gives products of a
+# factor in registers wrong addresses, but for the first.
+MIN_PARTS_WIDTH = 64
 WINDOW_BLOCK_ELEMENTS = 256
 
 
@@ -86,37 +93,37 @@ def prepare_kernel(
 
 
 @triton.jit
-def _inverse(lower, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return (I + lower)^-1 [SIZE, SIZE] float32 of a strictly lower triangular matrix.
+def _parts(x):
+    """Return two bfloat16 whose sum is x, but for its last 8 bits."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
 
-    Rows of all four diagonal blocks are substituted at the same time, which is as exact as substitution of the whole.
-    The blocks below need few powers then: with N the product of the inverted blocks and the rest, (I + N)^-1 =
-    (I - N) (I + N^2).
+
+@triton.jit
+def _product(x, y, PRECISION: tl.constexpr):
+    """Return x @ y in float32. With "parts" each float32 factor is two bfloat16: they are smaller and hold more bits
+    than TF32, and other factors are bfloat16.
     """
-    i = tl.arange(0, SIZE)
-    same = (i[:, None] // BLOCK) == (i[None, :] // BLOCK)
-    blocks = tl.where(same, lower, 0.0)
-    by_column = tl.trans(blocks)
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for step in range(1, BLOCK):
-        # Factors of earlier rows in row `step` of each block.
-        factors = tl.sum(tl.where((i[None, :] % BLOCK) == step, by_column, 0.0), 1)
-        found = tl.sum(factors[:, None] * inverse, 0)
-        inverse -= tl.where(same & ((i[:, None] % BLOCK) == step), found[None, :], 0.0)
-    below = tl.dot(inverse, lower - blocks, input_precision="tf32x3")
-    squared = tl.dot(below, below, input_precision="tf32x3")
-    inverse += tl.dot(squared, inverse, input_precision="tf32x3")
-    return inverse - tl.dot(below, inverse, input_precision="tf32x3")
+    if PRECISION != "parts":
+        return tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision=PRECISION)
+    elif x.dtype == tl.float32 and y.dtype == tl.float32:
+        x_high, x_low = _parts(x)
+        y_high, y_low = _parts(y)
+        return tl.dot(x_high, y_high, tl.dot(x_high, y_low, tl.dot(x_low, y_high)))
+    elif x.dtype == tl.float32:
+        high, low = _parts(x)
+        return tl.dot(high, y, tl.dot(low, y))
+    else:
+        return tl.dot(x, y)
 
 
 @triton.jit(do_not_specialize=PER_STEP)
-def solve_kernel(
+def pairs_kernel(
     heads_ptr,
     total_ptr,
     beta_ptr,
     pieces_ptr,
-    own_ptr,
-    read_ptr,
+    lower_ptr,
     within_ptr,
     HK: tl.constexpr,
     HV: tl.constexpr,
@@ -125,9 +132,7 @@ def solve_kernel(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Write of one value head of one piece: (I + A)^-1 beta v (`own`) and (I + A)^-1 beta e^G k (`read`) [T, HV * D],
-    and q k^T D with its diagonal (`within`) [T, HV * SIZE].
-    """
+    """Write of one value head of one piece, [T, HV * SIZE]: A (`lower`), and q k^T D with its diagonal (`within`)."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     _row, first, count, _snapshot = load_piece(pieces_ptr, tl.program_id(0))
@@ -138,26 +143,101 @@ def solve_kernel(
         i, d = tl.arange(0, SIZE), tl.arange(0, D)
         inside = i < count
         token = (first + i).to(tl.int64)
-        at = heads_ptr + token[:, None] * C + d
-        q = tl.load(at + key_head * D, mask=inside[:, None], other=0.0).to(tl.float32)
-        k = tl.load(at + (HK + key_head) * D, mask=inside[:, None], other=0.0).to(tl.float32)
-        v = tl.load(at + (2 * HK + head) * D, mask=inside[:, None], other=0.0).to(tl.float32)
+        at = heads_ptr + token[:, None] * C + key_head * D + d
+        q = tl.load(at, mask=inside[:, None], other=0.0)
+        k = tl.load(at + HK * D, mask=inside[:, None], other=0.0)
         total = tl.load(total_ptr + token * HV + head, mask=inside, other=0.0)
         beta = tl.load(beta_ptr + token * HV + head, mask=inside, other=0.0)
         # Above the diagonal the exponent may be large.
         seen = (i[:, None] >= i[None, :]) & inside[:, None]
         decay = tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
-        within = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
-        to = within_ptr + (token * HV + head)[:, None] * SIZE + i
-        tl.store(to, within.to(within_ptr.dtype.element_ty), mask=inside[:, None])
-        lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
-        lower = tl.where(i[:, None] > i[None, :], lower, 0.0)
-        solved = _inverse(lower, SIZE, SIZE // 4)
-        to = (token * HV + head)[:, None] * D + d
-        own = tl.dot(solved, v * beta[:, None], input_precision=PRECISION)
+        to = (token * HV + head)[:, None] * SIZE + i
+        within = _product(q, tl.trans(k), PRECISION) * decay
+        tl.store(within_ptr + to, within.to(within_ptr.dtype.element_ty), mask=inside[:, None])
+        lower = _product(k, tl.trans(k), PRECISION) * decay * beta[:, None]
+        tl.store(lower_ptr + to, tl.where(i[:, None] > i[None, :], lower, 0.0), mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=PER_STEP)
+def invert_kernel(
+    lower_ptr,
+    pieces_ptr,
+    HV: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Overwrite the blocks on the diagonal of one head's A by the inverses of I + A's.
+
+    Rows of all blocks are substituted at the same time, which is as exact as substitution of the whole. A thread holds
+    a column of a block's inverse.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    _row, first, count, _snapshot = load_piece(pieces_ptr, tl.program_id(0))
+    if count > 0:
+        i, column = tl.arange(0, BLOCK), tl.arange(0, SIZE)
+        start = column // BLOCK * BLOCK  # of its block
+        of_piece = lower_ptr + (first.to(tl.int64) * HV + tl.program_id(1)) * SIZE
+        inverse = tl.where(i[:, None] == (column % BLOCK)[None, :], 1.0, 0.0)
+        for step in tl.static_range(1, BLOCK):
+            earlier = (i[:, None] < step) & (start + step < count)[None, :]
+            at = of_piece + ((start + step) * HV * SIZE + start)[None, :] + i[:, None]
+            found = tl.sum(tl.load(at, mask=earlier, other=0.0) * inverse, 0)
+            inverse -= tl.where(i[:, None] == step, found[None, :], 0.0)
+        tl.debug_barrier()  # all have read before one writes
+        to = of_piece + (start[None, :] + i[:, None]) * HV * SIZE + column[None, :]
+        tl.store(to, inverse, mask=(start[None, :] + i[:, None]) < count)
+
+
+@triton.jit(do_not_specialize=PER_STEP)
+def solve_kernel(
+    heads_ptr,
+    total_ptr,
+    beta_ptr,
+    pieces_ptr,
+    lower_ptr,
+    own_ptr,
+    read_ptr,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    D: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Write of one value head of one piece: (I + A)^-1 beta v (`own`) and (I + A)^-1 beta e^G k (`read`) [T, HV * D].
+
+    `lower`: A with blocks on the diagonal that are inverted. With N the product of these and the rest, which has only
+    four blocks a row, (I + N)^-1 = (I - N) (I + N^2).
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    _row, first, count, _snapshot = load_piece(pieces_ptr, tl.program_id(0))
+    if count > 0:
+        head = tl.program_id(1)
+        key_head = head // (HV // HK)
+        C: tl.constexpr = (2 * HK + HV) * D
+        EXACT: tl.constexpr = "parts" if PRECISION == "parts" else "tf32x3"
+        i, d = tl.arange(0, SIZE), tl.arange(0, D)
+        inside = i < count
+        token = (first + i).to(tl.int64)
+        of_head = token * HV + head
+        lower = tl.load(lower_ptr + of_head[:, None] * SIZE + i, mask=inside[:, None], other=0.0)
+        inverse = tl.where((i[:, None] // BLOCK) == (i[None, :] // BLOCK), lower, 0.0)
+        below = _product(inverse, lower - inverse, EXACT)
+        inverse += _product(_product(below, below, EXACT), inverse, EXACT)
+        inverse -= _product(below, inverse, EXACT)
+        at = heads_ptr + token[:, None] * C + d
+        to = of_head[:, None] * D + d
+        scale = tl.load(beta_ptr + of_head, mask=inside, other=0.0)
+        v = tl.load(at + (2 * HK + head) * D, mask=inside[:, None], other=0.0)
+        own = _product(inverse * scale[None, :], v, PRECISION)
         tl.store(own_ptr + to, own.to(own_ptr.dtype.element_ty), mask=inside[:, None])
-        scaled = k * (beta * tl.exp(total))[:, None]
-        read = tl.dot(solved, scaled, input_precision=PRECISION)
+        scale *= tl.exp(tl.load(total_ptr + of_head, mask=inside, other=0.0))
+        k = tl.load(at + (HK + key_head) * D, mask=inside[:, None], other=0.0)
+        read = _product(inverse * scale[None, :], k, PRECISION)
         tl.store(read_ptr + to, read.to(read_ptr.dtype.element_ty), mask=inside[:, None])
 
 
@@ -344,11 +424,15 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
     key_heads = (channels // width - heads) // 2
     shape = {"HK": key_heads, "HV": heads, "D": width, "SIZE": PIECE_TOKENS, **early_start.options(mixed.device)}
     # Of products: TF32 holds all bits of 16-bit numbers; three products hold those of float32.
-    precision = {"PRECISION": "tf32x3" if mixed.dtype is torch.float32 else "tf32"}
+    tf32 = "tf32x3" if mixed.dtype is torch.float32 else "tf32"
+    # Without a GPU there are no products of bfloat16.
+    has_parts = mixed.dtype is torch.bfloat16 and mixed.is_cuda and width >= MIN_PARTS_WIDTH
+    precision = "parts" if has_parts else tf32
     prepared = torch.empty((tokens, channels), dtype=mixed.dtype, device=mixed.device)
     total, beta = torch.empty((2, tokens, heads), dtype=torch.float32, device=mixed.device)
     own, read = torch.empty((2, tokens, heads * width), dtype=mixed.dtype, device=mixed.device)
     within = torch.empty((tokens, heads * PIECE_TOKENS), dtype=mixed.dtype, device=mixed.device)
+    lower = torch.empty(within.shape, dtype=torch.float32, device=mixed.device)
     prepare_kernel[(num_pieces, 2 * key_heads + heads)](
         mixed,
         gates,
@@ -370,19 +454,13 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
         num_warps=8,
         **shape,
     )
+    pairs_kernel[(num_pieces, heads)](prepared, total, beta, pieces, lower, within, PRECISION=precision, **shape)
+    blocks = {"SIZE": PIECE_TOKENS, "BLOCK": INVERTED_BLOCK_ROWS, **early_start.options(mixed.device)}
+    invert_kernel[(num_pieces, heads)](lower, pieces, HV=heads, num_warps=2, **blocks)
     solve_kernel[(num_pieces, heads)](
-        prepared,
-        total,
-        beta,
-        pieces,
-        own,
-        read,
-        within,
-        num_warps=8,
-        **precision,
-        **shape,
+        prepared, total, beta, pieces, lower, own, read, BLOCK=INVERTED_BLOCK_ROWS, PRECISION=precision, **shape
     )
-    scan_width = min(width, MAX_SCAN_WIDTH)
+    scan_width = min(width, SCAN_WIDTH if heads <= MAX_NARROW_HEADS else WIDE_SCAN_WIDTH)
     scan_kernel[(num_rows, heads, width // scan_width)](
         prepared,
         total,
@@ -396,7 +474,7 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
         memory.stride(0),
         num_rows,
         WIDTH=scan_width,
-        **precision,
+        PRECISION=tf32,
         **shape,
     )
     del shape["HK"]

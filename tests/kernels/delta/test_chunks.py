@@ -36,6 +36,15 @@ def test_shapes(group, dtype, dim, device):
     check(torch.cat((head, runner.run([(sequence, 3, 21, 69)])[0])), expected)
 
 
+@each_value(dim=[64, 128], dtype=DTYPES)
+def test_wide_heads(dim, dtype, device):
+    """Heads as models have them, whose products on a GPU are of other kinds."""
+    runner = make_runner(3, device, dtype, dim)
+    sequence, expected = runner.sequence(75)
+    head = runner.run([(sequence, 3, 0, 67)])[0]
+    check(torch.cat((head, runner.run([(sequence, 3, 67, 8)])[0])), expected)
+
+
 @cases("cut", [1, 2, 3, 4, 66], exhaustive=range(5, 99))
 def test_every_split(cut, device):
     runner = make_runner(3, device)
