@@ -111,7 +111,7 @@ def test_both_tokens_that_end_an_output_do(model: Model) -> None:
 def test_max_tokens_within_the_analysis(model: Model) -> None:
     tokens = len(model.server.tokenizer.encode("<|channel|>analysis<|message|>Ra"))
     message, end = model.said(THINKS + final("Dry."), max_tokens=tokens)
-    assert (message["reasoning"], message["content"], end) == ("Ra", None, "length")
+    assert (message["reasoning"], message["content"], end) == ("Ra", "", "length")
 
 
 def test_stop_strings_count_in_answers_only(model: Model) -> None:

@@ -49,14 +49,14 @@ def _add_to_calls(calls: list[dict[str, Any]], event: CallStart | CallArguments)
 
 
 def message(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the `message` of a whole answer. A cut call is included."""
+    """Return the `message` of a whole answer. A cut call is included. Without calls, its content is a text."""
     texts = [event for event in events if isinstance(event, Text | TextBreak)]
     content = "".join([event.text if isinstance(event, Text) else _PARAGRAPH for event in texts])
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
-    said: dict[str, Any] = {"role": "assistant", "content": content or None}
+    calls = [event for event in events if isinstance(event, CallStart)]
+    said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if reasoning:
         said |= {"reasoning_content": reasoning, "reasoning": reasoning}
-    calls = [event for event in events if isinstance(event, CallStart)]
     if calls:
         said["tool_calls"] = [_whole_call(call, events) for call in calls]
     return said

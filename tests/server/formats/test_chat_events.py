@@ -13,7 +13,8 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import ParsedSequenceText, merge
 from roseinfer.server.formats import chat_events
-from roseinfer.server.formats.chat import ChatFormat
+from roseinfer.server.formats.chat import ChatFormat, plain_messages
+from roseinfer.server.formats.schemas import ChatMessage
 from roseinfer.server.request.job import Job, StreamChoices, Usage
 from roseinfer.text.output import Text, TextBreak
 from tests.helpers.parsers import BracketParser
@@ -104,7 +105,7 @@ def of_whole(answer: dict[str, Any]) -> dict[str, Any]:
     message = answer["choices"][0]["message"]
     calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
     return {
-        "content": message["content"],
+        "content": message["content"] or None,
         "reasoning": message.get("reasoning"),
         "reasoning_content": message.get("reasoning_content"),
         "calls": calls,
@@ -146,6 +147,15 @@ def test_the_message_of_a_whole_answer() -> None:
 def test_no_calls_no_key() -> None:
     message = whole(chunks("plain"))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "plain"}
+
+
+@pytest.mark.parametrize("said", ["", "(why)"])
+def test_an_answer_without_calls_has_a_text_that_a_later_request_may_contain(said: str) -> None:
+    """A message of the assistant without calls needs its content, which the answer must therefore have."""
+    message = whole(chunks(said))["choices"][0]["message"]
+    assert message["content"] == ""
+    plain, _ = plain_messages([ChatMessage.model_validate({"role": "assistant", "content": message["content"]})])
+    assert plain == [{"role": "assistant", "content": ""}]
 
 
 @pytest.mark.parametrize(
