@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, NotRequired, TypedDict
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.text.call_arguments import plain_arguments
 
 
 class TextPrompt(TypedDict):
@@ -83,10 +84,27 @@ def as_conversations(messages: Any) -> list[list[dict[str, Any]]]:
 
 def _as_dictionaries(messages: Iterable[Any]) -> list[dict[str, Any]]:
     """Return messages as dictionaries. Others are left for the template, which names them."""
-    made = [dict(message) if isinstance(message, Mapping) else message for message in messages]
+    made = [_plain_message(message) if isinstance(message, Mapping) else message for message in messages]
     if not made:
         raise InvalidRequestError("a conversation must have at least one message", "messages")
     return made
+
+
+def _plain_message(message: Message) -> dict[str, Any]:
+    """Return a message as templates take it: without empty fields, and with a text besides tool calls."""
+    made = {name: value for name, value in message.items() if value is not None}
+    if made.get("role") == "assistant":
+        made.setdefault("content", "")
+    calls = made.get("tool_calls")
+    return made | {"tool_calls": [_plain_call(call) for call in calls]} if isinstance(calls, list) else made
+
+
+def _plain_call(call: Any) -> Any:
+    """Return a tool call with an object as its arguments. What is no call is left for the template."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": plain_arguments(function.get("arguments"))}}
 
 
 def _read_dictionary(prompt: Mapping[str, Any]) -> PromptInput:

@@ -194,6 +194,37 @@ def test_arguments_of_chats(llm: LLM) -> None:
     assert told.prompt == "search hi"
 
 
+@pytest.mark.parametrize("absent", [{"content": None}, {}, {"content": None, "refusal": None, "audio": None}])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Bonn"}', '{"city": "Bonn"}'),
+        ({"city": "Bonn"}, '{"city": "Bonn"}'),
+        ("", "{}"),
+        ("{cut", '"{cut"'),
+    ],
+)
+def test_calls_of_earlier_turns_as_openai_writes_them(
+    llm: LLM, absent: dict[str, Any], arguments: Any, shown: str
+) -> None:
+    """Their message has no content, and arguments are a text that contains JSON."""
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    called = {"role": "assistant", "tool_calls": [call]} | absent
+    template = (
+        "{% for message in messages %}{{ message.content }}|{% for call in message.tool_calls or [] %}"
+        "{{ call.function.name }} {{ call.function.arguments | tojson }}|{% endfor %}{% endfor %}"
+    )
+    messages = [*CHAT, called, {"role": "tool", "tool_call_id": "c", "content": "sun"}]
+    (answered,) = llm.chat(messages, SHORT, chat_template=template)
+    assert answered.prompt == f"hi||weather {shown}|sun|"
+    assert called["tool_calls"] == [call] and call["function"]["arguments"] == arguments
+
+
+def test_an_answer_without_text_may_be_sent_back(llm: LLM) -> None:
+    (continued,) = llm.chat([*CHAT, {"role": "assistant", "content": None, "tool_calls": None}, *CHAT], SHORT)
+    assert continued.prompt == llm.chat([*CHAT, {"role": "assistant", "content": ""}, *CHAT], SHORT)[0].prompt
+
+
 # --- outputs ------------------------------------------------------------------------------------------------------
 def test_an_output_ends_with_its_context(llm: LLM) -> None:
     context = llm.engine.info.facts.max_model_len

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import orjson
-
 from roseinfer.server.formats.schemas import ChatMessage
 from roseinfer.server.http.errors import bad_request
+from roseinfer.text.call_arguments import plain_arguments
 
 
 def fields(message: ChatMessage, place: str, warnings: dict[str, None]) -> dict[str, Any]:
@@ -50,19 +49,9 @@ def _call(call: dict[str, Any], place: str, warnings: dict[str, None]) -> dict[s
 
 
 def _arguments(given: Any, place: str, warnings: dict[str, None]) -> Any:
-    """Return arguments as an object: templates write it as JSON, and would quote a string twice.
-
-    Malformed arguments of the model are a warning only, so that later turns do not fail.
-    """
-    if isinstance(given, dict):
-        return given
-    if given is None or given == "":
-        return {}
-    try:
-        decoded = orjson.loads(given) if isinstance(given, str) else None
-    except ValueError:
-        decoded = None
-    if isinstance(decoded, dict):
-        return decoded
+    """Return the template's arguments. Malformed ones are a warning only, so that later turns do not fail."""
+    arguments = plain_arguments(given)
+    if isinstance(arguments, dict):
+        return arguments
     warnings[f"{place}.function.arguments is no JSON object"[:100]] = None
-    return given if isinstance(given, str) else {}
+    return arguments if isinstance(arguments, str) else {}
