@@ -34,6 +34,8 @@ _PLAIN = (
 )
 _LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids")
 _FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+# Samples of a prompt, as in vLLM. A mistyped number would fill the memory before anything runs.
+MAX_SAMPLES_COUNT = 16_384
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,7 +43,7 @@ class SamplingParams:
     """Sampling and stopping of a request. Fields may be set later; `LLM` checks them again.
 
     Args:
-        n: samples per prompt. Sample i draws with `seed` + i.
+        n: samples per prompt, up to 16384. Sample i draws with `seed` + i.
         max_tokens: maximum number of output tokens; None = the rest of the context, which is the limit in any case.
         min_tokens: number of tokens before which the output does not end.
         temperature: 0 = greedy, up to 2.
@@ -142,6 +144,8 @@ class SamplingParams:
                 raise InvalidRequestError(f"{name} is not supported: {meaning}; see docs/from-vllm.md", name)
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise InvalidRequestError(f"n must be a positive integer, got {self.n!r}", "n")
+        if self.n > MAX_SAMPLES_COUNT:
+            raise InvalidRequestError(f"n must be at most {MAX_SAMPLES_COUNT}, got {self.n}", "n")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}", name)

@@ -27,6 +27,7 @@ def llm() -> Iterator[LLM]:
     [
         ({"n": 0}, "n must be a positive integer, got 0"),
         ({"n": True}, "n must be a positive integer"),
+        ({"n": 10**9}, "n must be at most 16384, got 1000000000"),
         ({"temperature": -1.0}, r"temperature must be within \[0.0, 2.0\], got -1.0"),
         ({"temperature": "hot"}, "temperature must be a finite number"),
         ({"top_p": 0.0}, "top_p must be above 0"),
