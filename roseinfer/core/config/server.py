@@ -12,6 +12,8 @@ from roseinfer.core.json_file import parse_json
 # Value of `response_store` that disables it.
 STORE_OFF = "off"
 _HOST_NAME = re.compile(r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]*)")
+# As browsers write it in `Origin`: pages of files have "null".
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,11 @@ class ServerConfig:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(
                     f"allowed_hosts: invalid host name {name!r} (expected a name without scheme and port)"
+                )
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins: invalid origin {origin!r} (expected '*' or scheme://host:port without a path)"
                 )
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")

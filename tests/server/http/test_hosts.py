@@ -76,6 +76,21 @@ def test_invalid_names(name: str) -> None:
         ServerConfig(allowed_hosts=(name,))
 
 
+@pytest.mark.parametrize(
+    "origin", ["", "ui.example", "ui:3000", "http://ui/", "http://ui/x", "http://a,http://b", "http://*"]
+)
+def test_origins_that_no_browser_sends(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"allowed_origins: invalid origin .* \(expected '\*' or scheme://host"):
+        ServerConfig(allowed_origins=(origin,))
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "http://ui", "https://ui.example:3000", "chrome-extension://abc", "HTTP://[::1]:1"]
+)
+def test_origins_that_browsers_send(origin: str) -> None:
+    assert ServerConfig(allowed_origins=(origin,)).allowed_origins == (origin,)
+
+
 def test_the_server_s_own_origin_is_allowed(server: LiveServer) -> None:
     own = f"127.0.0.1:{server.port}"
     assert answer(server, Host=own, Origin=f"http://{own}") == (200, None)
