@@ -59,11 +59,10 @@ def given_override(text: str | None) -> dict[str, Any]:
     try:
         fields = parse_json(text)
         if not isinstance(fields, dict):
-            raise ConfigError("override_generation_config must be a JSON object")
+            raise ValueError("expected a JSON object")
         unknown = next((name for name in fields if name not in _FIELDS), None)
         if unknown is not None:
-            known = ", ".join(_FIELDS)
-            raise ConfigError(f"override_generation_config: {field_name(unknown)} is not supported (expected {known})")
+            raise ValueError(f"{field_name(unknown)} is not supported (expected {', '.join(_FIELDS)})")
         return dict.fromkeys(fields) | sampling_defaults(fields)
     except (ValueError, InvalidRequestError) as error:
         raise ConfigError(f"override_generation_config: {error}") from error

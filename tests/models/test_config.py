@@ -444,15 +444,16 @@ def test_an_override_replaces_single_defaults(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "must be a JSON object"),
+        ("[]", "expected a JSON object"),
         ('{"temperature": 9}', "temperature must be within"),
         ('{"top_p": "x"}', "top_p"),
         ('{"max_new_tokens": 9}', "max_new_tokens is not supported .expected temperature, top_k"),
     ],
 )
 def test_an_unusable_override_is_refused_before_a_model_is_read(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^override_generation_config.*{message}"):
+    with pytest.raises(ConfigError, match=f"^override_generation_config.*{message}") as caught:
         ModelConfig(override_generation_config=text)
+    assert str(caught.value).count("override_generation_config") == 1
 
 
 @pytest.mark.parametrize(
