@@ -204,6 +204,9 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
             )
         said = [self._message(message, i) for i, message in enumerate(messages)]
+        if continue_final and said and said[-1].get("tool_calls"):
+            message = "the last message has tool calls, which cannot be continued: add their results"
+            raise InvalidRequestError(message, "messages")
         if self._is_harmony:
             said = history.fitted(said)
             if isinstance(kwargs.get("tools"), list):

@@ -83,6 +83,16 @@ def test_continues_the_last_message_as_transformers(reference, name, last):
     assert ours == expected and ours.rstrip().endswith(last.rstrip())
 
 
+def test_calls_cannot_be_continued():
+    """Refuse them, as the template writes them after the text, where the prompt ends."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    called = [*MESSAGES, {"role": "assistant", "content": "Sure", "tool_calls": [call]}]
+    with pytest.raises(InvalidRequestError, match="the last message has tool calls") as error:
+        template("tools").render(called, add_generation_prompt=False, continue_final_message=True)
+    assert error.value.param == "messages"
+    assert template("tools").render(called, add_generation_prompt=False)
+
+
 def test_the_callers_messages_do_not_change():
     messages = copy.deepcopy(MESSAGES)
     template("turns").render(messages, add_generation_prompt=False, continue_final_message=True)
