@@ -186,7 +186,10 @@ def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[st
             continue
         for number, block in enumerate(message.content):
             content.add(message.role, block, f"{place}.content.{number}")
-    return chat.messages(), list(content.warnings)
+    said = chat.messages()
+    if not said:
+        raise bad_request("messages contain no text, tool calls or results", "messages")
+    return said, list(content.warnings)
 
 
 # --- tools, thinking and formats ----------------------------------------------------------------------------------

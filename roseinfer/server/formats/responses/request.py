@@ -180,7 +180,10 @@ def messages(request: ResponsesRequest, offered: OfferedTools) -> tuple[list[dic
             items.add(item, request.place_of(index))
         if not request.input:
             raise bad_request("input must not be empty", "input")
-    return chat.messages(), list(items.warnings)
+    said = chat.messages()
+    if not said:
+        raise bad_request("input contains no text, tool calls or results", "input")
+    return said, list(items.warnings)
 
 
 def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -85,6 +85,12 @@ def test_an_assistants_last_message_is_gone_on_with() -> None:
     assert "continue_final_message" not in chat(messages=[HI, begun, HI])
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_messages_without_content(role: str) -> None:
+    error = refused(messages=[{"role": role, "content": []}])
+    assert (error.param, error.message) == ("messages", "messages contain no text, tool calls or results")
+
+
 CONTENT = "unsupported_content"
 BLOCK = "messages.0.content.0"
 

@@ -40,6 +40,11 @@ def test_a_text_is_what_the_user_says() -> None:
     assert found["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 
 
+def test_items_without_content() -> None:
+    error = refused(input=[{"type": "reasoning", "summary": []}])
+    assert (error.param, error.message) == ("input", "input contains no text, tool calls or results")
+
+
 def user(*texts: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text} for text in texts]}
 
