@@ -68,6 +68,11 @@ def test_guided_fields_name_their_successor(server: LiveServer) -> None:
     assert "structured_outputs" in error(server, guided_unheard_of={})["message"]
 
 
+@pytest.mark.parametrize(("name", "instead"), [("functions", "use tools"), ("function_call", "use tool_choice")])
+def test_deprecated_fields_of_chats_name_their_successor(server: LiveServer, name: str, instead: str) -> None:
+    assert instead in error(server, "/v1/chat/completions", **{name: [{"name": "f"}]})["message"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
