@@ -102,6 +102,7 @@ class EngineLostError(RequestFailedError):
 # Prefixes by which `request_failure` recognises errors that the engine reports as text.
 NO_TOKEN_ALLOWED = "no token is allowed next: "
 CONSTRAINT_TOO_SLOW = "the output's constraint takes too much of the engine's time: "
+CONSTRAINT_FAILED = "the output's constraint cannot be continued: "
 ADAPTER_UNREADABLE = "LoRA adapter cannot be read: "
 
 
@@ -113,6 +114,10 @@ class ConstraintTooSlowError(RequestFailedError):
     """The constraint takes so long per token that other requests would wait; the caller must simplify it."""
 
 
+class ConstraintFailedError(RequestFailedError):
+    """The grammar library cannot continue the constraint, mostly because of its size; the caller must simplify it."""
+
+
 class AdapterUnreadableError(RequestFailedError):
     """The files of the request's LoRA adapter are gone or have changed; somebody must load it again."""
 
@@ -120,6 +125,7 @@ class AdapterUnreadableError(RequestFailedError):
 _FAILURES = {
     NO_TOKEN_ALLOWED: NoTokenAllowedError,
     CONSTRAINT_TOO_SLOW: ConstraintTooSlowError,
+    CONSTRAINT_FAILED: ConstraintFailedError,
     ADAPTER_UNREADABLE: AdapterUnreadableError,
 }
 

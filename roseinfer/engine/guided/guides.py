@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, InvalidRequestError
+from roseinfer.core.errors import CONSTRAINT_FAILED, CONSTRAINT_TOO_SLOW, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
@@ -393,4 +393,4 @@ def _count_legal(guide: Guide, drafts: Sequence[int]) -> int:
 
 def _failed(name: str, error: Exception) -> GuideEnd:
     log.warning("the guide of %s failed: %s: %s", name, type(error).__name__, error)
-    return GuideEnd(name, f"{NO_TOKEN_ALLOWED}the output's constraint failed: {error}")
+    return GuideEnd(name, f"{CONSTRAINT_FAILED}{error}")

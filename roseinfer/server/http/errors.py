@@ -10,6 +10,7 @@ import orjson
 
 from roseinfer.core.errors import (
     AdapterUnreadableError,
+    ConstraintFailedError,
     ConstraintTooSlowError,
     EngineClosedError,
     EngineDeadError,
@@ -322,6 +323,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(500, message, type="server_error", code="tokenizer_failed", should_retry=False)
     if isinstance(error, NoTokenAllowedError):
         message = "No next token is possible: the request's allowed tokens and its constraint exclude all"
+        return bad_request(message, code="no_token_allowed")
+    if isinstance(error, ConstraintFailedError):
+        simpler = "use a smaller or simpler schema, regex or grammar"
+        message = f"The grammar library cannot continue the output's constraint: {simpler}"
         return bad_request(message, code="no_token_allowed")
     if isinstance(error, ConstraintTooSlowError):
         message = (

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, InvalidRequestError
+from roseinfer.core.errors import CONSTRAINT_FAILED, CONSTRAINT_TOO_SLOW, InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepLimits
@@ -106,7 +106,7 @@ def test_an_error_of_a_guide_ends_only_its_sequence(depth: int, late: int) -> No
     add(core, "bad", PROMPT, guide=f"3,9,0,2,{late}", seed=1)
     done = run_dry(core)
     assert done["bad:0"].reason is FinishReason.ERROR
-    assert "constraint failed" in done["bad:0"].end.error
+    assert done["bad:0"].end.error.startswith(CONSTRAINT_FAILED)
     assert done["bad:0"].tokens == done["good:0"].tokens[:2] and len(done["good:0"].tokens) == 6
     assert not core.guided.live
 
@@ -236,7 +236,8 @@ def test_a_token_that_a_grammar_forbids_ends_only_its_output(depth: int) -> None
 
     done = lettered(Disobedient(64, 4, VOCAB), grammar_guides(), depth)
     assert done["b:0"].reason is FinishReason.ERROR and len(done["b:0"].tokens) == 4
-    assert "constraint failed" in done["b:0"].end.error and "doesn't satisfy the grammar" in done["b:0"].end.error
+    error = done["b:0"].end.error
+    assert error.startswith(CONSTRAINT_FAILED) and "doesn't satisfy the grammar" in error
     assert [done[name].reason for name in ("a:0", "c:0")] == [FinishReason.STOP] * 2
 
 

@@ -1,6 +1,12 @@
 """Errors of one request as clients see them."""
 
-from roseinfer.core.errors import ADAPTER_UNREADABLE, CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, request_failure
+from roseinfer.core.errors import (
+    ADAPTER_UNREADABLE,
+    CONSTRAINT_FAILED,
+    CONSTRAINT_TOO_SLOW,
+    NO_TOKEN_ALLOWED,
+    request_failure,
+)
 from roseinfer.server.http.errors import as_api_error
 
 
@@ -9,6 +15,9 @@ def test_errors_of_a_constraint_are_client_errors() -> None:
     assert (slow.status, slow.code) == (400, "constraint_too_slow")
     assert "smaller n" in slow.message and "details of the engine" not in slow.message
     assert as_api_error(request_failure(f"{NO_TOKEN_ALLOWED}why")).code == "no_token_allowed"
+    failed = as_api_error(request_failure(f"{CONSTRAINT_FAILED}lexer error: too many expressions constructed"))
+    assert (failed.status, failed.code) == (400, "no_token_allowed")
+    assert "simpler schema, regex or grammar" in failed.message and "allowed tokens" not in failed.message
     assert as_api_error(request_failure("something else")).status == 500
 
 
