@@ -39,7 +39,7 @@ class GuideMaker:
             if known is None:
                 made = prove_grammar(build_grammar(constraint, self._markers()), self._grammar_tokens())
                 known = self._remember(key, made)
-        except (RecursionError, TypeError) as error:
+        except (RecursionError, TypeError, UnicodeError) as error:
             raise InvalidRequestError(f"{PARAM}: {error}"[:300], PARAM) from error
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{PARAM}: {error.message}", PARAM, error.code) from error

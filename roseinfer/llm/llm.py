@@ -33,6 +33,8 @@ from roseinfer.llm.prompts import (
     PromptType,
     as_batch,
     as_conversations,
+    as_keywords,
+    as_tools,
     kind_of,
     read_prompt,
 )
@@ -172,14 +174,14 @@ class LLM:
             raise InvalidRequestError(message, "chat_template_content_format")
         conversations = as_conversations(messages)
         template = self._templates.get(chat_template)
-        variables = dict(chat_template_kwargs or {})
+        variables = as_keywords(chat_template_kwargs, "chat_template_kwargs")
         options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             **variables,
         }
         if tools is not None:
-            options["tools"] = list(tools)
+            options["tools"] = as_tools(tools)
 
         def tokenised(given: Any, keep: int | None) -> PromptInput:
             ids = template.encode(given, keep_last=keep, **options)
@@ -381,7 +383,7 @@ def _refuse_lora(lora_request: object) -> None:
 
 
 def _special_tokens_wanted(kwargs: Mapping[str, Any] | None) -> bool:
-    given = dict(kwargs or {})
+    given = as_keywords(kwargs, "tokenization_kwargs")
     wanted = given.pop("add_special_tokens", True)
     if given:
         message = f"tokenization_kwargs: {min(given)} is not supported (expected add_special_tokens)"

@@ -134,6 +134,24 @@ def _as_ids(prompt: Iterable[Any]) -> list[int]:
         raise InvalidRequestError("the token ids of a prompt must be integers", "prompt") from None
 
 
+def as_keywords(given: Any, name: str) -> dict[str, Any]:
+    """Return a dictionary, empty for None. Raise `InvalidRequestError` naming the argument for another type."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise InvalidRequestError(f"{name} must be a dictionary with texts as keys, got {kind_of(given)}", name)
+    return dict(given)
+
+
+def as_tools(given: Any) -> list[Any]:
+    """Return a list of tools. Raise `InvalidRequestError` for another type."""
+    listed = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    tools = list(given) if listed else []
+    if not listed or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidRequestError(f"tools must be a list of dictionaries, got {kind_of(given)}", "tools")
+    return tools
+
+
 def kind_of(value: Any) -> str:
     """Return the name of a value's type, for messages."""
     return "None" if value is None else type(value).__name__

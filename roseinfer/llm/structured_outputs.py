@@ -1,5 +1,6 @@
 """Constraint of an output, as `SamplingParams.structured_outputs` takes it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -54,10 +55,15 @@ class StructuredOutputsParams:
             if name in _FLAGS and not isinstance(value, bool):
                 raise _wrong(name, "True or False", value)
         if self.choice is not None:
-            if isinstance(self.choice, str) or not all(isinstance(text, str) for text in self.choice):
-                raise _wrong("choice", "a list of texts", self.choice)
-            given["choice"] = list(self.choice)
+            given["choice"] = _texts(self.choice)
         return given
+
+
+def _texts(choice: Any) -> list[str]:
+    texts = list(choice) if isinstance(choice, Iterable) and not isinstance(choice, str) else None
+    if texts is None or not all(isinstance(text, str) for text in texts):
+        raise _wrong("choice", "a list of texts", choice)
+    return texts
 
 
 def _wrong(name: str, expected: str, value: Any) -> InvalidRequestError:

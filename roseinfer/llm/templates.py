@@ -22,6 +22,9 @@ class Templates:
 
         Raise `InvalidRequestError` if there is none, and `ConfigError` for one that cannot be read or compiled.
         """
+        if not isinstance(given, str | Path | None):
+            message = f"chat_template must be text or a path, got {type(given).__name__}"
+            raise InvalidRequestError(message, "chat_template")
         source = self._default if given is None else template_source(given)
         if source is None:
             raise InvalidRequestError("the model has no chat template; pass chat_template", "messages")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.llm.prompts import as_conversations
+from roseinfer.llm.prompts import as_conversations, as_tools
 from roseinfer.llm.templates import Templates
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -67,7 +67,7 @@ class LLMTokenizer:
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **kwargs}
         options["continue_final_message"] = continue_final_message
         if tools is not None:
-            options["tools"] = list(tools)
+            options["tools"] = as_tools(tools)
         conversations = as_conversations(conversation)
         make = template.encode if tokenize else template.render
         found: list[Any] = [make(messages, **options) for messages in conversations]

@@ -69,6 +69,7 @@ def test_fields_set_later_are_checked_when_they_are_used(llm: LLM) -> None:
     ("fields", "message"),
     [
         ({"choice": "yes"}, "choice must be a list of texts, got str"),
+        ({"choice": 5}, "choice must be a list of texts, got int"),
         ({"json": 5}, "json must be a dictionary or text, got int"),
         ({"regex": ["a"]}, "regex must be text, got list"),
     ],
@@ -88,6 +89,7 @@ def test_wrong_fields_of_structured_outputs(fields: dict[str, Any], message: str
         ({"regex": "("}, "structured_outputs: "),
         ({"json": {"type": "nothing"}}, "structured_outputs: "),
         ({"choice": []}, "structured_outputs: "),
+        ({"choice": ["\ud800"]}, "structured_outputs: .*surrogates"),
     ],
 )
 def test_constraints_that_cannot_be_met_are_refused_before_anything_runs(
@@ -138,6 +140,7 @@ def test_wrong_prompts(llm: LLM, prompts: Any, message: str) -> None:
         ({"lora_request": LoRARequest("x", 1, "y")}, "this engine serves no LoRA adapters"),
         ({"priority": [0, 1]}, "priority is not supported by the scheduling policy fifo"),
         ({"tokenization_kwargs": {"truncation": True}}, "tokenization_kwargs: truncation is not supported"),
+        ({"tokenization_kwargs": "fast"}, "tokenization_kwargs must be a dictionary with texts as keys, got str"),
     ],
 )
 def test_wrong_arguments(llm: LLM, arguments: dict[str, Any], message: str) -> None:
@@ -179,6 +182,23 @@ def test_wrong_conversations(llm: LLM, messages: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         llm.chat(messages, SHORT)
     assert not llm.engine.core.busy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be a dictionary with texts as keys, got list"),
+        ({"chat_template_kwargs": {1: 2}}, "chat_template_kwargs must be a dictionary with texts as keys, got dict"),
+        ({"chat_template": 5}, "chat_template must be text or a path, got int"),
+        ({"tools": 5}, "tools must be a list of dictionaries, got int"),
+        ({"tools": {"type": "function"}}, "tools must be a list of dictionaries, got dict"),
+        ({"tools": ["search"]}, "tools must be a list of dictionaries, got list"),
+    ],
+)
+def test_wrong_arguments_of_chats(llm: LLM, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        llm.chat(CHAT, SHORT, **arguments)
+    assert caught.value.param in arguments
 
 
 def test_arguments_of_chats(llm: LLM) -> None:
