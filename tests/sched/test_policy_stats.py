@@ -119,7 +119,7 @@ def test_who_has_no_token_deadline_leaves_a_step_unlimited() -> None:
 
 def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
     rng = random.Random(0)
-    batch, inside = TpotBatch(lambda tpot_s: 0.02), []
+    batch, inside = TpotBatch(), []
     for number in range(2000):
         if inside and rng.random() < (0.45 if number < 1500 else 1.0):
             batch.remove(inside.pop(rng.randrange(len(inside))))
@@ -129,7 +129,7 @@ def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
                 Request(str(number), Prompt([1] * rng.randrange(1, 900), SequenceParams(), RequestMeta(slo=slo)))
             )
             track.length = rng.randrange(1, 900)
-            batch.add(track, 0.0)
+            batch.add(track)
             inside.append(track)
         rates = [(1 / t.tpot_s, (t.request.prompt_len + t.length / 2) / t.tpot_s) for t in inside]
         assert batch.tokens_per_s == pytest.approx(sum(rate for rate, _ in rates))

@@ -19,7 +19,6 @@ from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policies.common.ledger import (
     RequestStages,
-    TpotBatch,
     Track,
     e2e_deadline_s,
     e2e_pace_s,
@@ -49,7 +48,7 @@ class QoServePolicy:
         self._lengths = known.lengths
         self.ledger = RequestStages(Track)
         self._paced: dict[str, float] = {}  # request -> outputs after which its pace is set again
-        self._batch: TpotBatch[Track] = TpotBatch(lambda tpot_s: MARGIN_SHARE, known.cost.params.reads)
+        self._batch: dict[str, Track] = {}  # decoding, with token deadlines
         self._first_token_in_flight: list[Track] = []  # decoding, but their first token is still in flight
         self._seats = config.max_running
         self._budget_s = inf
@@ -69,8 +68,7 @@ class QoServePolicy:
         track = self.ledger.observe(event)
         if track is not None:
             self._paced.pop(track.request.request_id, None)
-            if track in self._batch:  # it has ended or was preempted
-                self._batch.remove(track)
+            self._batch.pop(track.request.request_id, None)  # it has ended or was preempted
             if isinstance(event, Queued):
                 length = self._lengths.total(track.request)
                 track.due_s = min(track.due_s, latest_first_token_s(track.request, length, self._cost.params))
@@ -126,7 +124,8 @@ class QoServePolicy:
             if e2e_deadline_s(request) < inf:
                 self._paced[request.request_id] = 0.0
             elif track.tpot_s < inf:
-                self._batch.add(track, request.first_token_s)
+                track.set_pace(MARGIN_SHARE, request.first_token_s, request.prompt_len)
+                self._batch[request.request_id] = track
         self._first_token_in_flight = [track for track in decoding.values() if not track.request.first_token_s]
 
     def _pace(self, now_s: float) -> None:
@@ -140,18 +139,18 @@ class QoServePolicy:
                 continue
             left = max(1.0, self._lengths.left(track.request, max(1, track.outputs)))
             self._paced[name] = track.outputs + left
-            if track in self._batch:
-                self._batch.remove(track)
+            self._batch.pop(name, None)
             slo = track.request.slo
             own_s = inf if slo is None or slo.tpot_s is None else slo.tpot_s
             track.tpot_s = min(own_s, e2e_pace_s(track.request, now_s, left))
             if track.tpot_s > MIN_PACE_STEPS * self._cost.params.step_s:
-                self._batch.add(track, now_s - track.tpot_s * (1 - MARGIN_SHARE) * (track.outputs - 1))
+                track.set_pace(MARGIN_SHARE, now_s, len(track.tokens) - 1)
+                self._batch[name] = track
 
     def _room(self, view: View, decoding: list[Track]) -> tuple[int, float]:
         """Return the most prompt tokens, and the seconds that they may take before a decoding request is late."""
         limit = min(MAX_CHUNK_TOKENS, view.token_budget - len(decoding))
-        slack = min(self._batch.slacks(self._batch.context(), view.now_s), default=inf)
+        slack = min([track.next_due_s for track in self._batch.values()], default=inf) - view.now_s
         self._budget_s = slack
         if slack == inf:
             return limit, inf

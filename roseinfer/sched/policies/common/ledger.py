@@ -1,6 +1,6 @@
 """Ledger of a policy with objectives: its record of each request by stage, and the deadlines of tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from math import inf
 from typing import Generic, TypeVar
 
@@ -128,112 +128,55 @@ def is_filled(request: Request) -> bool:
 
 
 class TpotBatch(Generic[T]):
-    """Decoding requests with a TPOT objective, as columns for the deadlines of their next tokens.
-
-    `margin_of(tpot_s)`: share of that objective by which token deadlines are brought forward.
-
-    The columns have equal length and no particular order; adding and removing cost O(1). A deadline is `anchor + pace *
-    tokens`, which is linear in what a step changes, so one pass computes a step's deadlines.
+    """Decoding requests with a TPOT objective, with sums over them that adding and removing keep up to date.
 
     `smallest_s`: smallest `step_pace_s`, inf without any. `tokens_per_s`: rows that all of these need per second.
     `context_per_s`: context tokens that have to be read for these, at each request's expected mean length.
     """
 
-    def __init__(self, margin_of: Callable[[float], float], reads: ContextReads = WHOLE_CONTEXT) -> None:
+    def __init__(self, reads: ContextReads = WHOLE_CONTEXT) -> None:
         self._reads = reads
-        self.tracks: list[T] = []
-        self._margin_of = margin_of
+        self._tracks: dict[str, T] = {}
         self.smallest_s = inf
         self.tokens_per_s = self.context_per_s = 0.0
-        self._tokens: list[Sequence[int]] = []
-        self._anchors: list[float] = []
-        self._paces: list[float] = []
-        self._slots: dict[str, int] = {}
-        self._paces_s: dict[float, int] = {}
 
     def __len__(self) -> int:
-        return len(self.tracks)
+        return len(self._tracks)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._tracks.values())
+
+    def __contains__(self, track: T) -> bool:
+        return track.request.request_id in self._tracks
 
     @property
     def rows(self) -> float:
         """Mean rows per step, if steps come as often as the tightest objective needs: SCORPIO's virtual batch size."""
-        return self.smallest_s * self.tokens_per_s if self.tracks else 0.0
+        return self.smallest_s * self.tokens_per_s if self._tracks else 0.0
 
-    def __contains__(self, track: T) -> bool:
-        return track.request.request_id in self._slots
-
-    def add(self, track: T, from_s: float, from_tokens: int | None = None) -> None:
-        """Add a request whose deadlines count from `from_s`: when its first token came, or it had `from_tokens`."""
-        self._slots[track.request.request_id] = len(self.tracks)
-        self._add_pace(track)
+    def add(self, track: T) -> None:
+        self._tracks[track.request.request_id] = track
         self.smallest_s = min(self.smallest_s, track.step_pace_s)
-        tokens = track.request.prompt_len if from_tokens is None else from_tokens
-        track.set_pace(self._margin_of(track.tpot_s), from_s, tokens)
-        self.tracks.append(track)
-        self._tokens.append(track.tokens)
-        self._anchors.append(track.anchor_s)
-        self._paces.append(track.pace_s)
+        self._count(track, 1)
 
     def remove(self, track: T) -> None:
-        """Remove a request; the last one takes its position."""
-        slot = self._slots.pop(track.request.request_id)
-        last = self.tracks.pop()
-        columns = (self._tokens.pop(), self._anchors.pop(), self._paces.pop())
-        if last is not track:
-            self.tracks[slot] = last
-            self._tokens[slot], self._anchors[slot], self._paces[slot] = columns
-            self._slots[last.request.request_id] = slot
-        left = self._paces_s[track.step_pace_s] - 1
-        if left:
-            self._paces_s[track.step_pace_s] = left
-        else:
-            del self._paces_s[track.step_pace_s]
-            if track.step_pace_s == self.smallest_s:
-                self.smallest_s = min(self._paces_s, default=inf)
-        self.tokens_per_s -= 1 / track.step_pace_s
-        self.context_per_s -= self._reads.of(mean_context(track)) / track.step_pace_s
-        if not self.tracks:  # drop rounding errors as well
+        del self._tracks[track.request.request_id]
+        if track.step_pace_s == self.smallest_s:
+            self.smallest_s = min([each.step_pace_s for each in self], default=inf)
+        self._count(track, -1)
+        if not self._tracks:  # drop rounding errors as well
             self.tokens_per_s = self.context_per_s = 0.0
-
-    def anchor(self, track: T, first_token_s: float) -> None:
-        """Correct the time of the first token."""
-        slot = self._slots[track.request.request_id]
-        track.set_pace(self._margin_of(track.tpot_s), first_token_s, track.request.prompt_len)
-        self._anchors[slot], self._paces[slot] = track.anchor_s, track.pace_s
-
-    def follow_margins(self) -> None:
-        """Apply the present margins to all token deadlines."""
-        for track in self.tracks:
-            track.set_pace(self._margin_of(track.tpot_s), track.paced_s, track.paced_tokens)
-        self._anchors = [track.anchor_s for track in self.tracks]
-        self._paces = [track.pace_s for track in self.tracks]
 
     def sum_paces(self) -> None:
         """Compute all sums again, after the tokens per step of its requests have changed."""
-        self._paces_s = {}
         self.tokens_per_s = self.context_per_s = 0.0
-        for track in self.tracks:
-            self._add_pace(track)
-        self.smallest_s = min(self._paces_s, default=inf)
+        self.smallest_s = min([track.step_pace_s for track in self], default=inf)
+        for track in self:
+            self._count(track, 1)
 
-    def _add_pace(self, track: T) -> None:
-        pace_s = track.step_pace_s
-        self._paces_s[pace_s] = self._paces_s.get(pace_s, 0) + 1
-        self.tokens_per_s += 1 / pace_s
-        self.context_per_s += self._reads.of(mean_context(track)) / pace_s
-
-    def context(self) -> list[int]:
-        """Return the number of known tokens of each request."""
-        return list(map(len, self._tokens))
-
-    def slacks(self, context: Sequence[int], now_s: float) -> list[float]:
-        """Return the seconds until each request's next token is due, if no token is in flight."""
-        return [a + p * n - now_s for a, p, n in zip(self._anchors, self._paces, context, strict=True)]
-
-    def slacks_in_flight(self, context: Sequence[int], now_s: float) -> list[float]:
-        """Return the same if tokens are in flight; these count as known."""
-        columns = zip(self.tracks, self._anchors, self._paces, context, strict=True)
-        return [a + p * (n + track.request.pending) - now_s for track, a, p, n in columns]
+    def _count(self, track: T, sign: int) -> None:
+        self.tokens_per_s += sign / track.step_pace_s
+        self.context_per_s += sign * self._reads.of(mean_context(track)) / track.step_pace_s
 
 
 def mean_context(track: Track) -> float:

@@ -34,21 +34,22 @@ class Rows(NamedTuple):
         return Rows([self.tracks[i] for i in able], [self.context[i] for i in able], [self.slacks[i] for i in able])
 
 
-def measure(state: SlackState, now_s: float, in_flight: bool) -> Rows:
-    """Compute the slack of every decoding request, and demote those that cannot catch up. `in_flight`: a step runs."""
-    batch = state.batch
-    context = batch.context()
-    slacks = batch.slacks_in_flight(context, now_s) if in_flight else batch.slacks(context, now_s)
+def measure(state: SlackState, now_s: float) -> Rows:
+    """Compute the slack of every decoding request, and demote those that cannot catch up. Tokens in flight count as
+    known.
+    """
+    tracks = list(state.batch)
+    slacks = [t.anchor_s + t.pace_s * (len(t.tokens) + t.request.pending) - now_s for t in tracks]
     if state.plan.drafts:
-        further = [(track.tokens_per_step - 1) * track.pace_s for track in batch.tracks]
+        further = [(track.tokens_per_step - 1) * track.pace_s for track in tracks]
         slacks = [slack + more_s for slack, more_s in zip(slacks, further, strict=True)]
     if slacks and min(slacks) < 0:
-        lost = [track for track, slack in zip(batch.tracks, slacks, strict=True) if _is_lost(state, track, slack)]
+        lost = [track for track, slack in zip(tracks, slacks, strict=True) if _is_lost(state, track, slack)]
         for track in lost:
             demote(state, track, now_s)
         if lost:
-            return measure(state, now_s, in_flight)
-    return Rows(batch.tracks, context, slacks)
+            return measure(state, now_s)
+    return Rows(tracks, [len(track.tokens) for track in tracks], slacks)
 
 
 def _is_lost(state: SlackState, track: SlackTrack, slack: float) -> bool:
@@ -69,9 +70,7 @@ def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
 
 def spare_s(state: SlackState, now_s: float) -> float:
     """Return by how many seconds all decoding requests may be delayed, if they make up for it before they end."""
-    batch = state.batch
-    slacks = zip(batch.tracks, batch.slacks(batch.context(), now_s), strict=True)
-    return min([slack + _makes_up_s(state, track) for track, slack in slacks], default=inf)
+    return min([track.next_due_s - now_s + _makes_up_s(state, track) for track in state.batch], default=inf)
 
 
 def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:
@@ -95,7 +94,7 @@ def begin_to_decode(state: SlackState, now_s: float) -> None:
         if track.request.first_token_s:
             del state.first_token_in_flight[name]
             if track in state.batch:
-                state.batch.anchor(track, track.request.first_token_s)
+                state.set_pace(track, track.request.first_token_s, track.request.prompt_len)
     for track in state.ledger.promote():
         first_s = track.request.first_token_s
         if track.end_s < inf:
@@ -103,7 +102,8 @@ def begin_to_decode(state: SlackState, now_s: float) -> None:
         if track.tpot_s == inf or track.is_demoted or unattainable(state, track):
             set_aside(state, track, now_s)
             continue
-        state.batch.add(track, first_s or now_s)
+        state.set_pace(track, first_s or now_s, track.request.prompt_len)
+        state.batch.add(track)
         if track.least_tokens > 1:
             state.strict[track.request.request_id] = track
         if not first_s:
@@ -142,12 +142,13 @@ def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
 def pace_outlived(state: SlackState, now_s: float) -> None:
     """Set a faster pace for requests with a deadline that have exceeded their expected length."""
     batch, pace_s = state.batch, state.price.pace_s
-    whole = [(t, t.request.slo) for t in batch.tracks if t.end_s < inf]
+    whole = [(t, t.request.slo) for t in batch if t.end_s < inf]
     late = [t for t, slo in whole if t.outputs > t.length - 1 or (t.tpot_s < pace_s and slo and not slo.tpot_s)]
     for track in late:
         batch.remove(track)
         pace_whole(state, track, now_s)
-        batch.add(track, now_s, len(track.tokens))
+        state.set_pace(track, now_s, len(track.tokens))
+        batch.add(track)
 
 
 def likely_error(state: SlackState, track: SlackTrack) -> float:

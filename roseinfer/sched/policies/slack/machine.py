@@ -167,7 +167,7 @@ class StepMachine:
         free = min([self.blocks, *(pool.free_blocks for pool in view.windows)])
         if not view.running or self.growth + len(track.tokens) + track.length <= free * view.block_size:
             return True
-        rows = [(len(other.tokens), state.left(other)) for other in state.batch.tracks]
+        rows = [(len(other.tokens), state.left(other)) for other in state.batch]
         again = [other for other in state.preempted.values() if other is not track]
         rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in again]
         starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self.reserved, track]

@@ -116,7 +116,7 @@ class SlackPolicy:
             if request.num_outputs:  # it comes from another engine
                 track.length = max(track.length, request.num_outputs + state.lengths.left(request, request.num_outputs))
                 if track.tpot_s < inf:
-                    track.set_pace(state.margins.of(track.tpot_s), request.first_token_s, request.prompt_len)
+                    state.set_pace(track, request.first_token_s, request.prompt_len)
         track.latest_s = track.due_s - state.prefill_s(len(track.tokens))
         self._appraise(track)
         state.backlog.add(track, not track.is_promised or request.has_run or state.is_affordable(track))
@@ -209,7 +209,7 @@ class SlackPolicy:
         deadlines.begin_to_decode(self.state, now_s)
         deadlines.pace_outlived(self.state, now_s)
         self.state.plan_drafts(now_s)
-        rows = deadlines.measure(self.state, now_s, in_flight)
+        rows = deadlines.measure(self.state, now_s)
         if self.state.ledger.waiting:
             self._refresh(rows, now_s)
         admission = StepAdmission(self.state, view, now_s)
@@ -223,7 +223,7 @@ class SlackPolicy:
 
     def _refresh(self, rows: Rows, now_s: float) -> None:
         """Recompute prices and the demand of running requests at intervals; starts in between are added."""
-        state, tracks = self.state, self.state.batch.tracks
+        state, tracks = self.state, list(self.state.batch)
         filling = state.ledger.filling.values()
         smallest_s = state.smallest_s
         if state.price.update(now_s, state.usable_share(smallest_s), state.cost_tangent):
@@ -248,7 +248,8 @@ class SlackPolicy:
         )
         for track in filling:
             self._add_demand(track, now_s)
-        state.batch.follow_margins()
+        for track in tracks:
+            state.set_pace(track, track.paced_s, track.paced_tokens)
 
     def _add_demand(self, track: SlackTrack, now_s: float) -> None:
         """Add a started request to the demand."""

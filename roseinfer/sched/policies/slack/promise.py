@@ -76,5 +76,5 @@ class Promises:
         if not len(state.batch):
             return 0.0
         if now_s - self._left_s >= state.tuning.refresh_s:
-            self._left, self._left_s = sum([state.left(track) for track in state.batch.tracks]), now_s
+            self._left, self._left_s = sum([state.left(track) for track in state.batch]), now_s
         return self._left

@@ -40,7 +40,7 @@ class SlackState:
         self.yields = known.yields
         self.ledger = RequestStages(SlackTrack)
         self.margins = Margins()
-        self.batch: TpotBatch[SlackTrack] = TpotBatch(self.margins.of, known.cost.params.reads)
+        self.batch: TpotBatch[SlackTrack] = TpotBatch(known.cost.params.reads)
         self.unpromised: dict[str, SlackTrack] = {}
         self.plan = NO_DRAFTS
         self._priced = (known.cost.params, NO_DRAFTS, known.cost.params)
@@ -78,11 +78,15 @@ class SlackState:
         if not self.yields.gains or now_s < self._plan_again_s or not len(self.batch):
             return
         self._plan_again_s = now_s + self.tuning.refresh_s
-        self.plan = best_plan(self.yields, self.cost.params, self.batch.tracks, self.plan)
+        self.plan = best_plan(self.yields, self.cost.params, list(self.batch), self.plan)
         for stage in (self.ledger.waiting, self.ledger.filling, self.ledger.decoding):
             for track in stage.values():
                 track.tokens_per_step = max(track.least_tokens, self.plan.tokens)
         self.batch.sum_paces()
+
+    def set_pace(self, track: Track, from_s: float, from_tokens: int) -> None:
+        """Set token deadlines from `from_s` on, when it had `from_tokens` tokens, with the present margin."""
+        track.set_pace(self.margins.of(track.tpot_s), from_s, from_tokens)
 
     # --- costs --------------------------------------------------------------------------------------------------
     @property

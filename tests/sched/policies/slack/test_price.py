@@ -131,8 +131,9 @@ def test_token_deadlines_follow_the_margin_of_their_level() -> None:
     for _ in range(100):
         made.policy.state.margins.observe(0.0299, 0.030)
     made.now_s = 1.0
-    made.policy.state.batch.follow_margins()
-    paces = {track.request: track.pace_s for track in made.policy.state.batch.tracks}
+    made.wait("other", 10, ttft_s=9.0)
+    made.begin()
+    paces = {track.request: track.pace_s for track in made.policy.state.batch}
     assert paces[strict] == pytest.approx(0.030 * (1 - Margins.CEILING))
     assert paces[loose] == 0.100
 
