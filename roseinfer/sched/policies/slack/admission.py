@@ -5,13 +5,14 @@ are asked, and it starts if none objects; else the first objection is what it wa
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast, Rejection
 from roseinfer.sched.policies.slack import deadlines, rules
 from roseinfer.sched.policies.slack.machine import StepMachine, WaitingCandidate
-from roseinfer.sched.policies.slack.requests import Entry, SlackTrack, first_of
+from roseinfer.sched.policies.slack.requests import Entry, SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import RejectedRequest, View, rejectable
 
@@ -88,12 +89,13 @@ class StepAdmission:
         return [] if lacking > 0 or len(chosen) < slots else chosen
 
     def _first_of(self, entries: list[Entry]) -> Iterator[SlackTrack]:
-        """Iterate over the first entries that could start, each followed by the samples that start with it."""
-        return first_of(entries, self._view.can_start, self._siblings, self._state.tuning.looked_at)
-
-    def _siblings(self, lead: SlackTrack) -> Iterator[SlackTrack]:
-        waiting = self._state.ledger.waiting
-        return (waiting[request.request_id] for request in self._view.members(lead.request)[1:])
+        """Yield the first entries that could start, each followed by the samples that start with it. Others do not
+        count, because many samples may wait for one that comes later.
+        """
+        view, waiting = self._view, self._state.ledger.waiting
+        leads = (track.request for _, _, track in entries if view.can_start(track.request))
+        for lead in islice(leads, self._state.tuning.looked_at):
+            yield from [waiting[request.request_id] for request in view.members(lead)]
 
     def _forecast(self, track: SlackTrack) -> Forecast:
         """Predict first token and pace of a request that is considered for the first time, if it starts now."""

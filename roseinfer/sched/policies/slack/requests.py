@@ -1,8 +1,8 @@
 """Records of requests, and the backlog: those that wait, in order."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice
+from collections.abc import Callable
+from itertools import count
 from math import inf
 
 from roseinfer.core.request import Request
@@ -75,19 +75,3 @@ class Backlog:
             entries = self.affordable if is_affordable(entry[2]) else self.parked
             entries.append(entry)
             self._places[entry[2].request.request_id] = entries, entry
-
-
-def first_of(
-    entries: Iterable[Entry],
-    can_start: Callable[[Request], bool],
-    siblings: Callable[[SlackTrack], Iterable[SlackTrack]],
-    most: int,
-) -> Iterator[SlackTrack]:
-    """Yield the first `most` entries that could start, each followed by its `siblings`: samples that start with it.
-    Entries that cannot start do not count towards `most`, because many samples may wait for one that comes later.
-    """
-    startable = (track for _, _, track in entries if can_start(track.request))
-    for track in islice(startable, most):
-        yield track
-        if track.request.fork_of is not None:  # sample 0 starts alone, because the others wait for it
-            yield from siblings(track)

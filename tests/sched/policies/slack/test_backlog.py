@@ -10,7 +10,6 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.policies.slack.requests import first_of
 from roseinfer.sched.policy import Queued
 from tests.helpers.engines import Collected, assert_empty, gather, make_core, run_dry
 from tests.sched.policies.slack.test_slack import state
@@ -74,8 +73,7 @@ def test_one_that_was_preempted_waits_once() -> None:
     made = state()
     preempted(made, "again")
     backlog = made.policy.state.backlog
-    found = first_of(backlog.affordable, lambda _: True, lambda _: (), 16)
-    assert [track.request.request_id for track in found] == ["again"]
+    assert [track.request.request_id for _, _, track in backlog.affordable] == ["again"]
     backlog.sort_by_price(lambda track: True)
     assert len(backlog.affordable) == 1
     assert made.admitted(made.begin()) == {"again": 10}
