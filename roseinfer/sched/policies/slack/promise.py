@@ -44,30 +44,20 @@ class Promises:
             growth += tokens + track.length
             waiting[bisect_left(DUE_S, track.due_s - at_s)] += tokens
         step_s = max(0.0, ends_s - at_s) if state.promised else state.recent_step_s
-        return Promise(
-            at_s,
-            step_s if counts.running else 0.0,
-            counts.steps,
-            p.published,
-            state.usable_share(smallest_s),
-            smallest_s,
-            p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
-            weights,
-            state.arriving(at_s),
-            fill,
-            tuple(waiting),
-            state.lengths.usual,
-            counts.running,
-            counts.waiting,
-            best_effort,
-            counts.free_seats,
-            counts.free_blocks,
-            int(growth) // block_size,
-            counts.blocks,
-            counts.draining,
-            p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
-            counts.oldest_wait_s,
-            counts.prompt_share,
+        return counts._replace(
+            step_s=step_s if counts.running else 0.0,
+            cost=p.published,
+            usable_share=state.usable_share(smallest_s),
+            smallest_s=smallest_s,
+            busy=p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
+            weights=weights,
+            arriving=state.arriving(at_s),
+            fill_tokens=fill,
+            waiting_tokens=tuple(waiting),
+            output_tokens=state.lengths.usual,
+            best_effort=best_effort,
+            growth_blocks=int(growth) // block_size,
+            experts=p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
         )
 
     def _to_decode(self, now_s: float) -> float:
