@@ -76,7 +76,6 @@ def spare_s(state: SlackState, now_s: float) -> float:
 def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:
     """Let a decoding request that cannot keep its objective decode in spare time from now on."""
     state.batch.remove(track)
-    state.strict.pop(track.request.request_id, None)
     track.is_demoted = True
     set_aside(state, track, now_s)
 
@@ -85,7 +84,6 @@ def set_aside(state: SlackState, track: SlackTrack, now_s: float) -> None:
     track.idle_s = now_s
     track.is_promised = False
     state.unpromised[track.request.request_id] = track
-    state.demoted += track.tpot_s < inf
 
 
 def begin_to_decode(state: SlackState, now_s: float) -> None:
@@ -104,8 +102,6 @@ def begin_to_decode(state: SlackState, now_s: float) -> None:
             continue
         state.set_pace(track, first_s or now_s, track.request.prompt_len)
         state.batch.add(track)
-        if track.least_tokens > 1:
-            state.strict[track.request.request_id] = track
         if not first_s:
             state.first_token_in_flight[track.request.request_id] = track
 

@@ -187,12 +187,10 @@ class SlackPolicy:
     def _leave(self, track: SlackTrack) -> None:
         """Remove a request that decodes no longer."""
         state, name = self.state, track.request.request_id
-        if state.unpromised.pop(name, None) is not None:
-            state.demoted -= track.tpot_s < inf
+        state.unpromised.pop(name, None)
         state.backlog.remove(track)
         state.first_token_in_flight.pop(name, None)
         state.preempted.pop(name, None)
-        state.strict.pop(name, None)
         if track in state.batch:
             state.batch.remove(track)
 
@@ -278,4 +276,5 @@ class SlackPolicy:
         utilisation, rows, budget_s = busy / (1 - margin), 0.0, None
         if len(batch):
             rows, budget_s = batch.rows, self._limit_s
-        return PolicyStats(utilisation, cost.rho, margin, budget_s, rows, state.demoted, self._predicted_s)
+        demoted = sum([track.tpot_s < inf for track in state.unpromised.values()])
+        return PolicyStats(utilisation, cost.rho, margin, budget_s, rows, demoted, self._predicted_s)

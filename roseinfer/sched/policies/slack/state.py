@@ -22,11 +22,10 @@ _UNPRICED_CAUSES = (None, Cause.UTILISATION, *PRICED)
 
 class SlackState:
     """State between steps. `batch`: decoding requests with token deadlines. `unpromised`: other decoding requests, by
-    id: best effort or demoted. `plan`: drafts that each row gets. `strict`: requests of the batch that need several
-    tokens per step. `preempted`: waiting requests with token deadlines. `promised`: number of live requests with
-    objectives. `demoted`: number of `unpromised` with a TPOT objective. `growth`: tokens that running requests are
-    expected to add. `recent_step_s`: smoothed time between tokens. `can_wait_weight`: share of the machine for running
-    requests that could have waited. `rest_again_s`: when the next request without objectives may start before others.
+    id: best effort or demoted. `plan`: drafts that each row gets. `preempted`: waiting requests with token deadlines.
+    `promised`: number of live requests with objectives. `growth`: tokens that running requests are expected to add.
+    `recent_step_s`: smoothed time between tokens. `can_wait_weight`: share of the machine for running requests that
+    could have waited. `rest_again_s`: when the next request without objectives may start before others.
     `overdue_again_s`: when to look for requests that wait too long. `cause_changes`: requests whose cause has changed
     since the last decision.
     """
@@ -45,7 +44,6 @@ class SlackState:
         self.plan = NO_DRAFTS
         self._priced = (known.cost.params, NO_DRAFTS, known.cost.params)
         self._plan_again_s = -inf
-        self.strict: dict[str, SlackTrack] = {}
         self.preempted: dict[str, SlackTrack] = {}
         self.first_token_in_flight: dict[str, SlackTrack] = {}
         self.backlog = Backlog()
@@ -53,7 +51,7 @@ class SlackState:
         self.price = PriceLimit(tuning.price_window_s)
         self.tenants = TenantShares()
         self.cause_changes: list[tuple[Request, Cause]] = []
-        self.promised = self.demoted = 0
+        self.promised = 0
         self.growth = self.recent_step_s = 0.0
         self.can_wait_weight = 0.0
         self.length_error = DEFAULT_LENGTH_ERROR_TOKENS

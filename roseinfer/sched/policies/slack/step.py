@@ -100,7 +100,9 @@ class SlackStep:
                 spare_s = prompt.track.due_s - self._now_s - self.seconds - self._left_s(prompt)
                 room_s = min(room_s, MAX_SPARE_SHARE * spare_s)
         state = self._state
-        first = [*state.strict, *self._late()] if state.plan.drafts else state.strict
+        first = {track.request.request_id for track in state.batch if track.least_tokens > 1}
+        if state.plan.drafts:
+            first.update(self._late())
         return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
 
     def seconds_of(self, context: float, params: CostParams) -> float:
