@@ -110,9 +110,8 @@ class QoServePolicy:
             beside += chunk
         filling = [track.request for track in self.ledger.filling.values()]
         rows = [*(track.request for track in decoding), *filling]
-        decision = ExplainedDecision(rows, chunks, starts)
-        decision.explain((), lacking or (Cause.BUDGET if tokens <= 0 else Cause.UTILISATION))
-        return decision
+        default_cause = lacking or (Cause.BUDGET if tokens <= 0 else Cause.UTILISATION)
+        return ExplainedDecision(rows, chunks, starts, cause_changes=(), unnamed_cause=default_cause)
 
     def _promote(self) -> None:
         """Let token deadlines count from the real first token."""

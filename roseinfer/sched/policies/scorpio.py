@@ -158,10 +158,9 @@ class ScorpioPolicy:
             decoding = []
         chunks, starts = self._share(view, len(decoding), filling, admitted)
         rows = [*decoding, *(track.request for track in filling)]
-        decision = ExplainedDecision(rows, chunks, starts, rejections)
         short = {track.request: Cause.BUDGET for track in admitted if track.request.request_id not in chunks}
-        decision.explain(self._named.update(short, stops), stops)
-        return decision
+        changes = self._named.update(short, stops)
+        return ExplainedDecision(rows, chunks, starts, rejections, cause_changes=changes, unnamed_cause=stops)
 
     def _bound_whole(self, track: ScorpioTrack) -> None:
         """Derive the deadline of the first token from an objective for the whole request."""

@@ -1,12 +1,14 @@
 """Decisions that are made as a whole: rows, chunks, starts and rejections of one step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policy import RejectedRequest, Verdict
 
 
+@dataclass(slots=True)
 class PlannedDecision:
     """Decision from lists. `rows`: running requests that compute, in order. `chunks`: prompt tokens by request id.
 
@@ -14,59 +16,52 @@ class PlannedDecision:
     preempt now.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Request],
-        chunks: Mapping[str, int],
-        starts: Sequence[Request] = (),
-        rejections: Sequence[RejectedRequest] = (),
-        victim_key: Callable[[Request], float] | None = None,
-        yields: Sequence[Request] = (),
-    ) -> None:
-        self._rows = rows
-        self._chunks = chunks
-        self._starts = starts
-        self._rejections = rejections
-        self._victim_key = victim_key
-        self._yields = yields
+    rows: Iterable[Request]
+    chunks: Mapping[str, int]
+    starts: Sequence[Request] = ()
+    rejected: Sequence[RejectedRequest] = ()
+    victim_key: Callable[[Request], float] | None = None
+    yields: Sequence[Request] = ()
 
     def rejections(self) -> Iterable[RejectedRequest]:
-        return self._rejections
+        return self.rejected
 
     def preemptions(self) -> Iterable[Request]:
-        return self._yields
+        return self.yields
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
-        return self._rows
+        return self.rows
 
     def chunk(self, request: Request, room: int) -> int:
-        return min(room, self._chunks.get(request.request_id, 0))
+        return min(room, self.chunks.get(request.request_id, 0))
 
     def victim(self, running: Sequence[Request]) -> Request | None:
         if not running:
             return None
-        return running[-1] if self._victim_key is None else max(running, key=self._victim_key)
+        return running[-1] if self.victim_key is None else max(running, key=self.victim_key)
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         # A request that has a seat by then, or waits for a load, was handled as a sample of another one.
-        return (request for request in self._starts if request.seat is None and not request.loading)
+        return (request for request in self.starts if request.seat is None and not request.loading)
 
     def admit(self, request: Request) -> Verdict:
-        return Verdict.ADMIT if request.request_id in self._chunks else Verdict.SKIP
+        return Verdict.ADMIT if request.request_id in self.chunks else Verdict.SKIP
 
 
+@dataclass(slots=True)
 class ExplainedDecision(PlannedDecision):
-    """Planned decision that also names what waiting requests wait for (`Explaining`)."""
+    """Planned decision that also names what waiting requests wait for (`Explaining`). `cause_changes`: causes that have
+    changed. `unnamed_cause`: that of all requests that were never named.
+    """
 
-    def explain(self, changes: Iterable[tuple[Request, Cause]], default_cause: Cause) -> None:
-        """Set the causes: those that have changed, and that of all requests that were never named."""
-        self._changes, self._default_cause = changes, default_cause
+    cause_changes: Iterable[tuple[Request, Cause]] = field(kw_only=True)
+    unnamed_cause: Cause = field(kw_only=True)
 
     def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
-        return self._changes
+        return self.cause_changes
 
     def default_cause(self) -> Cause:
-        return self._default_cause
+        return self.unnamed_cause
 
 
 class CauseUpdates:

@@ -1,6 +1,7 @@
 """One step of the slack policy: how long it may take, its decoding rows, and its prompt tokens."""
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -36,10 +37,11 @@ class StepPrompt(NamedTuple):
         return len(self.track.tokens) - self.left
 
 
+@dataclass(slots=True)
 class SlackDecision(ExplainedDecision):
     """Decision of one step. `step`: its planner, which knows what drafts may take."""
 
-    step: "SlackStep"
+    step: "SlackStep" = field(kw_only=True)
 
     def draft_room(self) -> DraftRoom:
         return self.step.draft_room()
@@ -81,13 +83,19 @@ class SlackStep:
         if not rows and not chunks:  # at least one request has to compute
             rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
-        refused = list(admission.rejections.values())
-        decision = SlackDecision(rows, chunks, starts, refused, self._victim_key, admission.yields)
-        decision.explain(state.cause_changes, admission.default_cause or Cause.UTILISATION)
-        state.cause_changes = []
-        decision.step = self
         self._unfinished = [(prompt, chunks.get(prompt.track.request.request_id, 0)) for prompt in prompts]
-        return decision
+        cause_changes, state.cause_changes = state.cause_changes, []
+        return SlackDecision(
+            rows,
+            chunks,
+            starts,
+            list(admission.rejections.values()),
+            self._victim_key,
+            admission.yields,
+            cause_changes=cause_changes,
+            unnamed_cause=admission.default_cause or Cause.UTILISATION,
+            step=self,
+        )
 
     def draft_room(self) -> DraftRoom:
         """Return what drafts may take: no token may be late for them, and no first token of a prompt that waits.
