@@ -83,8 +83,7 @@ class WaitTimes:
         self._loaded: list[Request] = []  # loaded since the last plan; the next one can start them
         self._parents: list[Request] = []  # running, and their siblings wait for the prompt
         self._clocks = [0.0] * len(_CAUSES)
-        self._default_cause, self._default_number = Cause.OTHER, _NUMBER[Cause.OTHER]
-        self._used_clocks = [self._default_number]  # numbers of the clocks that have run
+        self._default = _NUMBER[Cause.OTHER]
         self._now_s = 0.0
 
     def add(self, request: Request, last_end_s: float) -> None:
@@ -156,7 +155,7 @@ class WaitTimes:
             account = self._accounts.get(request.request_id)
             if account is not None and account.seated is None and account.cause not in _OF_MECHANISM:
                 self._join_default(account)
-        self._set_default(blocked_by or exhausted or Cause.OTHER)
+        self._default = _NUMBER[blocked_by or exhausted or Cause.OTHER]
         if implements(type(decision), Explaining):
             try:
                 self._apply_named_causes(cast(Explaining, decision), blocked_by)
@@ -166,7 +165,7 @@ class WaitTimes:
     def _apply_named_causes(self, decision: Explaining, blocked_by: Cause | None) -> None:
         """Apply the policy's causes, except to requests that the scheduler has started without the policy."""
         if blocked_by is None:
-            self._set_default(decision.default_cause())
+            self._default = _NUMBER[decision.default_cause()]
         for request, cause in decision.wait_causes():
             account = self._accounts.get(request.request_id)
             if account is None or account.seated is not None or account.cause in _OF_MECHANISM:
@@ -197,14 +196,8 @@ class WaitTimes:
     # --- clocks -------------------------------------------------------------------------------------------------
     def _run_clock(self, now_s: float) -> None:
         if now_s > self._now_s:
-            self._clocks[self._default_number] += now_s - self._now_s
+            self._clocks[self._default] += now_s - self._now_s
             self._now_s = now_s
-
-    def _set_default(self, cause: Cause) -> None:
-        if cause is not self._default_cause:
-            self._default_cause, self._default_number = cause, _NUMBER[cause]
-            if self._default_number not in self._used_clocks:
-                self._used_clocks.append(self._default_number)
 
     def _settle(self, account: _Account, now_s: float) -> None:
         """Add the time since the request got its cause, or joined the default, to `waited`."""
@@ -212,11 +205,10 @@ class WaitTimes:
         account.reported = None
         if cause is None:
             assert clocks_at_join is not None, "it waits for the default cause"
-            clocks = self._clocks
-            for number in self._used_clocks:
-                if clocks[number] > clocks_at_join[number]:
-                    waited[number] = waited.get(number, 0.0) + clocks[number] - clocks_at_join[number]
-            cause, since_s = self._default_number, self._now_s
+            for number, (clock_s, joined_s) in enumerate(zip(self._clocks, clocks_at_join, strict=True)):
+                if clock_s > joined_s:
+                    waited[number] = waited.get(number, 0.0) + clock_s - joined_s
+            cause, since_s = self._default, self._now_s
         else:
             since_s = account.since_s
         if now_s > since_s:
@@ -236,7 +228,7 @@ class WaitTimes:
     def cause(self, request: Request) -> Cause:
         """Return what a waiting request waits for at present."""
         number = self._accounts[request.request_id].cause
-        return _CAUSES[self._default_number if number is None else number]
+        return _CAUSES[self._default if number is None else number]
 
     def check_integrity(self, live: Collection[str]) -> None:
         """Raise AssertionError unless the requests are those in `live`, by id."""
