@@ -175,13 +175,9 @@ class TpotBatch(Generic[T]):
             self._count(track, 1)
 
     def _count(self, track: T, sign: int) -> None:
+        context = self._reads.of(track.request.prompt_len + track.length / 2)
         self.tokens_per_s += sign / track.step_pace_s
-        self.context_per_s += sign * self._reads.of(mean_context(track)) / track.step_pace_s
-
-
-def mean_context(track: Track) -> float:
-    """Return the mean number of context tokens over the expected output."""
-    return track.request.prompt_len + track.length / 2
+        self.context_per_s += sign * context / track.step_pace_s
 
 
 # --- the objective of a whole request (`e2e_ms`), for policies that know only first tokens and paces -----------------

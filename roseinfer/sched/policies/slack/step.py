@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
@@ -76,8 +75,8 @@ class SlackStep:
         self._take_turns()
         chunks, starts = self._share(prompts, room_s)
         if state.plan.drafts and self._tracks:
-            tokens = self._params.reads.of(*[len(track.tokens) for track in self._tracks])
-            self._drafts_s = self.seconds_of(tokens, self._params) - self.seconds_of(tokens, state.cost.params)
+            work = len(self._tracks), self._params.reads.of(*[len(track.tokens) for track in self._tracks])
+            self._drafts_s = self._params.rows_s(*work) - state.cost.params.rows_s(*work)
         rows, yielding = [track.request for track in self._tracks], set(admission.yields)
         rows += self._leftovers(yielding, len(rows) + sum(chunks.values()))
         if not rows and not chunks:  # at least one request has to compute
@@ -112,10 +111,6 @@ class SlackStep:
         if state.plan.drafts:
             first.update(self._late())
         return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
-
-    def seconds_of(self, context: float, params: CostParams) -> float:
-        """Return the time of a step with its rows only."""
-        return params.rows_s(len(self._tracks), context)
 
     def _late(self) -> list[str]:
         """Return the requests whose next token is late: with more drafts than others they catch up."""
