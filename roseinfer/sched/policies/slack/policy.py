@@ -92,6 +92,7 @@ class SlackPolicy:
             return  # every fourth step is enough to keep the model up to date
         work = state.cost.params.work(event.plan.rows, event.plan.ahead, event.plan.states)
         state.cost.observe(work, duration_s)
+        state.update_params()
         self._predicted_s = state.cost.predicted_s
         if duration_s > MIN_STALL_RATIO * self._predicted_s:
             state.stalled_s = event.now_s

@@ -5,7 +5,6 @@ from math import exp, inf
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.common.draft_plan import NO_DRAFTS, best_plan
 from roseinfer.sched.policies.common.ledger import RequestStages, TpotBatch, Track
@@ -22,12 +21,12 @@ _UNPRICED_CAUSES = (None, Cause.UTILISATION, *PRICED)
 
 class SlackState:
     """State between steps. `batch`: decoding requests with token deadlines. `unpromised`: other decoding requests, by
-    id: best effort or demoted. `plan`: drafts that each row gets. `preempted`: waiting requests with token deadlines.
-    `promised`: number of live requests with objectives. `growth`: tokens that running requests are expected to add.
-    `recent_step_s`: smoothed time between tokens. `can_wait_weight`: share of the machine for running requests that
-    could have waited. `rest_again_s`: when the next request without objectives may start before others.
-    `overdue_again_s`: when to look for requests that wait too long. `cause_changes`: requests whose cause has changed
-    since the last decision.
+    id: best effort or demoted. `plan`: drafts that each row gets. `params`: costs of steps with these drafts.
+    `preempted`: waiting requests with token deadlines. `promised`: number of live requests with objectives. `growth`:
+    tokens that running requests are expected to add. `recent_step_s`: smoothed time between tokens. `can_wait_weight`:
+    share of the machine for running requests that could have waited. `rest_again_s`: when the next request without
+    objectives may start before others. `overdue_again_s`: when to look for requests that wait too long.
+    `cause_changes`: requests whose cause has changed since the last decision.
     """
 
     def __init__(self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning) -> None:
@@ -42,7 +41,7 @@ class SlackState:
         self.batch: TpotBatch[SlackTrack] = TpotBatch(known.cost.params.reads)
         self.unpromised: dict[str, SlackTrack] = {}
         self.plan = NO_DRAFTS
-        self._priced = (known.cost.params, NO_DRAFTS, known.cost.params)
+        self.params = known.cost.params
         self._plan_again_s = -inf
         self.preempted: dict[str, SlackTrack] = {}
         self.first_token_in_flight: dict[str, SlackTrack] = {}
@@ -60,16 +59,10 @@ class SlackState:
         self._arriving = self._arrived_s = 0.0
 
     # --- drafts -------------------------------------------------------------------------------------------------
-    @property
-    def params(self) -> CostParams:
-        """Costs of steps with the planned drafts. Without a plan they are those of the cost model."""
-        if not self.plan.drafts:
-            return self.cost.params
-        base, plan, priced = self._priced
-        if base is not self.cost.params or plan is not self.plan:
-            priced = self.plan.priced(self.cost.params, len(self.batch), self.yields)
-            self._priced = (self.cost.params, self.plan, priced)
-        return priced
+    def update_params(self) -> None:
+        """Price the planned drafts again, because the plan or the cost model has changed."""
+        params = self.cost.params
+        self.params = self.plan.priced(params, len(self.batch), self.yields) if self.plan.drafts else params
 
     def plan_drafts(self, now_s: float) -> None:
         """Choose the drafts of each row at intervals."""
@@ -77,6 +70,7 @@ class SlackState:
             return
         self._plan_again_s = now_s + self.tuning.refresh_s
         self.plan = best_plan(self.yields, self.cost.params, list(self.batch), self.plan)
+        self.update_params()
         for stage in (self.ledger.waiting, self.ledger.filling, self.ledger.decoding):
             for track in stage.values():
                 track.tokens_per_step = max(track.least_tokens, self.plan.tokens)
