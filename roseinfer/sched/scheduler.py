@@ -53,26 +53,24 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        self._start_s: dict[int, float | None] = {}  # by step; None if others were in flight
-        self._planned_s: dict[int, float] = {}  # by step
+        # By step: when it was planned, and when it began; None if others were in flight.
+        self._in_flight: dict[int, tuple[float, float | None]] = {}
         self._last_end_s: float | None = None  # None if nothing was left to do
 
     def planned(self, step: int, now_s: float) -> None:
         start_s = now_s if self._last_end_s is None else self._last_end_s
-        self._start_s[step] = None if self._start_s else start_s
-        self._planned_s[step] = now_s
+        self._in_flight[step] = now_s, None if self._in_flight else start_s
 
     def planned_at(self, step: int) -> float:
         """Return when a step in flight was planned."""
-        return self._planned_s[step]
+        return self._in_flight[step][0]
 
     def paused(self) -> None:
         self._last_end_s = None
 
     def done(self, step: int, now_s: float, device_s: float, *, more: bool) -> float:
         """Return the seconds that the step took. `more`: requests are still running."""
-        start_s = self._start_s.pop(step, None)
-        self._planned_s.pop(step, None)
+        _, start_s = self._in_flight.pop(step)
         self._last_end_s = now_s if more else None
         return device_s if start_s is None else max(device_s, now_s - start_s)
 

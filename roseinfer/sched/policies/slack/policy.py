@@ -202,8 +202,8 @@ class SlackPolicy:
         if not self.state.promised:
             self._fifo_planned = True
             return self._fifo.begin(view)
-        now_s, in_flight = view.now_s, self._planned > self._done
-        if in_flight:  # the new step begins when the step in flight ends
+        now_s = view.now_s
+        if self._planned > self._done:  # the new step begins when the step in flight ends
             now_s = max(now_s, self._done_s + self._seconds)
         deadlines.begin_to_decode(self.state, now_s)
         deadlines.pace_outlived(self.state, now_s)
