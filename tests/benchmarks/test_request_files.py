@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = {
     "processes": 30,
     "quant": 35,
     "runner": 416,
-    "sched": 2001,
+    "sched": 1952,
     "server": 1630,
     "text": 176,
 }
