@@ -19,7 +19,7 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
-from roseinfer.sched.policies.common.ledger import TpotBatch, Track
+from roseinfer.sched.policies.common.ledger import MAX_OBJECTIVE_S, MIN_OBJECTIVE_S, TpotBatch, Track
 from roseinfer.sched.policies.slack.terms import Margins
 from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import make_policy, scheduler_config
@@ -117,14 +117,15 @@ def test_who_has_no_token_deadline_leaves_a_step_unlimited() -> None:
     assert stats_of(made) == PolicyStats(pytest.approx(share), 1.0, Margins.START, None, 0.0, 0)
 
 
-def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
+@pytest.mark.parametrize("paces_s", [(0.02, 0.03, 0.05, 0.1), (MIN_OBJECTIVE_S, 0.02, MAX_OBJECTIVE_S)])
+def test_sums_over_a_batch_stay_true_while_requests_come_and_go(paces_s: tuple[float, ...]) -> None:
     rng = random.Random(0)
     batch, inside = TpotBatch(), []
     for number in range(2000):
         if inside and rng.random() < (0.45 if number < 1500 else 1.0):
             batch.remove(inside.pop(rng.randrange(len(inside))))
         else:
-            slo = Slo(tpot_s=rng.choice((0.02, 0.03, 0.05, 0.1)))
+            slo = Slo(tpot_s=rng.choice(paces_s))
             track = Track(
                 Request(str(number), Prompt([1] * rng.randrange(1, 900), SequenceParams(), RequestMeta(slo=slo)))
             )

@@ -161,14 +161,14 @@ class TpotBatch(Generic[T]):
 
     def remove(self, track: T) -> None:
         del self._tracks[track.request.request_id]
-        if track.step_pace_s == self.smallest_s:
-            self.smallest_s = min([each.step_pace_s for each in self], default=inf)
-        self._count(track, -1)
-        if not self._tracks:  # drop rounding errors as well
-            self.tokens_per_s = self.context_per_s = 0.0
+        is_smallest = track.step_pace_s == self.smallest_s
+        if is_smallest and min([each.step_pace_s for each in self], default=inf) > self.smallest_s:
+            self.sum_paces()  # what is left may be smaller than the rounding errors of the sums
+        else:
+            self._count(track, -1)
 
     def sum_paces(self) -> None:
-        """Compute all sums again, after the tokens per step of its requests have changed."""
+        """Compute all sums again."""
         self.tokens_per_s = self.context_per_s = 0.0
         self.smallest_s = min([track.step_pace_s for track in self], default=inf)
         for track in self:
