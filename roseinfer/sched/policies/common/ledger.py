@@ -46,6 +46,12 @@ class Track:
         slo = self.request.slo
         return "ttft" if self.ttft_s >= sane(slo.ttft_s if slo else None) else "e2e"
 
+    def pace_objective(self, step_s: float) -> str:
+        """Return the name of the objective that is missed if each of its tokens takes `step_s` seconds."""
+        slo = self.request.slo
+        tpot_s = None if slo is None else slo.tpot_s
+        return "tpot" if tpot_s is not None and (self.end_s == inf or tpot_s < step_s) else "e2e"
+
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_len

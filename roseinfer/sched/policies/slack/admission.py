@@ -112,7 +112,7 @@ class StepAdmission:
         if track.request.has_run or not rejectable(track.request):
             return False
         if deadlines.unattainable(state, track):
-            reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
+            reason = track.pace_objective(state.alone_s(track))
             self._reject(track, reason, state.prefill_s(len(track.tokens)))
             return True
         if not self.machine.is_late(candidate) or self.machine.is_in_time_at_once(candidate):

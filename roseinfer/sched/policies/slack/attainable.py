@@ -25,10 +25,10 @@ def explain(admission: StepAdmission) -> None:
 
 
 def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float | None:
-    """Return the smallest value of the objective `reason` at which no rule objects. Return None if there is none: then
-    it depends on when other requests end, or on how many arrive.
+    """Return the smallest larger value of the objective `reason` at which no rule objects. Return None if there is
+    none: then it depends on when other requests end, or on how many arrive.
     """
-    value_s = _least_s(machine, track, reason)
+    value_s = max(_least_s(machine, track, reason), getattr(track.request.slo, f"{reason}_s"))
     for _ in range(MAX_TRIES):
         candidate = machine.candidate(_relaxed(machine, track, reason, value_s))
         if not machine.is_late(candidate) and rules.objection(machine, candidate) is None:

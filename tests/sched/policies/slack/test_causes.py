@@ -118,6 +118,24 @@ def test_an_end_that_an_idle_machine_would_not_promise_either(others: int) -> No
     assert (rejection.reason, rejection.cause) == ("e2e", Cause.IDLE)
 
 
+def test_the_reason_is_an_objective_that_the_request_has() -> None:
+    """The end sets a pace, and steps have become three times as long since then."""
+    made = state()
+    made.wait("a", e2e_s=3.0)
+    made.policy.state.cost.params = COST.slower(3.0)
+    assert made.rejected(made.begin())["a"].reason == "e2e"
+
+
+def test_no_value_below_the_objective_was_attainable() -> None:
+    """Steps were slow when it came, so a tenth of its time is for the prompt, whose adapter takes longer to load."""
+    made = state()
+    made.policy.state.recent_step_s = 0.1
+    made.wait("a", predicted=10, e2e_s=3.0)
+    made.policy.state.recent_step_s, made.load_s = 0.011, 0.4
+    rejection = made.rejected(made.begin())["a"]
+    assert rejection.reason == "e2e" and rejection.attainable_s is not None and rejection.attainable_s > 3.0
+
+
 def test_a_single_token_could_have_had_an_end_whatever_its_pace() -> None:
     made = state()
     made.wait("a", 50, predicted=1, max_tokens=1, tpot_s=0.001, e2e_s=0.01)
