@@ -70,7 +70,7 @@ class CostModel:
         if seconds <= 0:
             self.predicted_s = 0.0
             return
-        self.predicted_s = self.params.seconds(work)
+        self.predicted_s = max(self.params.seconds(work), _MIN_STEP_S)
         if work.has_drafts:
             self._learn_drafts(work, seconds)
             return

@@ -204,3 +204,11 @@ def test_what_is_learnt_of_rows_leaves_copies_as_they_are() -> None:
     model = CostModel(CostParams(load_s=1e-6, store_s=2e-6), trust=1.0)
     teach(model, 50, speed=2.0)
     assert (model.params.load_s, model.params.store_s) == (1e-6, 2e-6)
+
+
+def test_a_step_that_should_have_taken_no_time_is_learnt_from() -> None:
+    """Prompts are all that costs anything, and the step has none."""
+    model = CostModel(CostParams(step_s=0.0, token_s=0.001, pair_s=0.0, row_s=0.0, context_s=0.0))
+    for _ in range(50):
+        model.observe(Work(decode_rows=1), 0.010)
+    assert model.seconds(Work(decode_rows=1)) == pytest.approx(0.010, rel=0.2)
