@@ -10,7 +10,7 @@ from typing import Any
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import SequenceOutput
-from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.runner import WHOLE_CONTEXT, Capabilities, ContextReads, ExpertChoice, StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
@@ -27,6 +27,7 @@ from roseinfer.sched.scheduler import Scheduler
 
 Rows = list[tuple[str, int, int]]  # request, start, count
 HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
+_NO_LOGPROBS = TokenLogprobs(0, 0.0, 1, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +278,20 @@ class RecordedRunner:
 
     def _result(self, row: Row) -> RowResult:
         assert self.turn is not None
-        error = self.turn.failed.get(row.request_id)
+        error, scores = self.turn.failed.get(row.request_id), self._prompt_logprobs(row)
         if error is not None or not row.sample:
-            return RowResult(row.request_id, error=error)
+            return RowResult(row.request_id, prompt_logprobs=scores, error=error)
         index = row.start + row.count - self._prompts[row.request_id]
         # A token that the recording lacks, because the request was cut off, may be any that does not end the output.
-        return RowResult(row.request_id, (self._outputs.get(row.request_id, {}).get(index, self._other),))
+        token = self._outputs.get(row.request_id, {}).get(index, self._other)
+        return RowResult(row.request_id, (token,), prompt_logprobs=scores)
+
+    def _prompt_logprobs(self, row: Row) -> tuple[TokenLogprobs, ...] | None:
+        """Return as many as the row had, of any values: a request that was preempted needs no prompt position again."""
+        last = self._prompts[row.request_id] - 1
+        if row.logits < row.count or row.start >= last:
+            return None
+        return (_NO_LOGPROBS,) * (min(row.start + row.count, last) - row.start)
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
