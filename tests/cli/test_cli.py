@@ -238,6 +238,13 @@ def test_serve_hands_over_what_was_asked_for(monkeypatch):
         (["--api-key-file", "/no/such/file"], None, None, "--api-key-file: cannot read /no/such/file: No such file"),
         ([], None, "", "ROSEINFER_API_KEY: a key must not be empty"),
         (["--served-model-name", ""], None, None, "--served-model-name: a name must not be empty"),
+        (["--served-model-name", "x\udcff"], None, None, r"--served-model-name: invalid name 'x\udcff' (expected"),
+        (
+            ["--model", "/no\udcff", "--port", "0"],
+            None,
+            None,
+            r"--served-model-name: invalid name '/no\udcff' (expected",
+        ),
     ],
 )
 def test_empty_keys_and_names_end_the_command(monkeypatch, capsys, tmp_path, options, text, variable, told):

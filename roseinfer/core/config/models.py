@@ -39,6 +39,11 @@ class ServedModelConfig:
     first_engine: int = 0
     tokenizer: str = ""
 
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if not name.isprintable():  # answers and metrics, which have it, are UTF-8
+                raise ConfigError(f"served_model_name: invalid name {name!r} (expected printable characters)")
+
     @property
     def model_name(self) -> str:
         """Return the model as the operator has named it."""
