@@ -1,6 +1,6 @@
 """State of the slack policy between steps."""
 
-from math import exp, inf
+from math import inf
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.request import Request
@@ -13,6 +13,7 @@ from roseinfer.sched.policies.slack.demand import Demand
 from roseinfer.sched.policies.slack.overload import PRICED, PriceLimit
 from roseinfer.sched.policies.slack.requests import Backlog, SlackTrack
 from roseinfer.sched.policies.slack.terms import Margins, SlackOptions, Tuning
+from roseinfer.sched.recent_share import RecentShare
 
 DEFAULT_LENGTH_ERROR_TOKENS = 256.0  # error of an expected length before errors are known
 # Causes of a request that lacks nothing but its price, as far as is known.
@@ -56,7 +57,7 @@ class SlackState:
         self.length_error = DEFAULT_LENGTH_ERROR_TOKENS
         self.rest_again_s = self.overdue_again_s = self.stalled_s = -inf
         self.stall_s = self.stalled = 0.0  # length of a stall, and share of the time
-        self._arriving = self._arrived_s = 0.0
+        self._started = RecentShare(tuning.recent_s)  # of prompts
 
     # --- drafts -------------------------------------------------------------------------------------------------
     def update_params(self) -> None:
@@ -141,14 +142,11 @@ class SlackState:
     # --- forecast of prompts ------------------------------------------------------------------------------------
     def arriving(self, now_s: float) -> float:
         """Return the share of the time that started prompts took recently."""
-        since_s = max(0.0, now_s - self._arrived_s)
-        return min(self.tuning.prefill_share, self._arriving * exp(-since_s / self.tuning.recent_s))
+        return min(self.tuning.prefill_share, self._started.at(now_s))
 
     def arrive(self, prefill_s: float, now_s: float) -> None:
         """Record a started prompt of `prefill_s` seconds. A long one is capped, because the next may be far off."""
-        tuning = self.tuning
-        self._arriving = self.arriving(now_s) + min(prefill_s, tuning.longest_prompt_s) / tuning.recent_s
-        self._arrived_s = now_s
+        self._started.add(min(prefill_s, self.tuning.longest_prompt_s), now_s)
 
     # --- causes -------------------------------------------------------------------------------------------------
     def set_cause(self, track: SlackTrack, cause: Cause) -> None:
