@@ -91,12 +91,17 @@ def _as_dictionaries(messages: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _plain_message(message: Message) -> dict[str, Any]:
-    """Return a message as templates take it: without empty fields, and with a text besides tool calls."""
+    """Return a message as templates take it: without fields that are None, an empty list of tool calls, or tool calls
+    without a text. Many templates ask only whether `tool_calls` is there.
+    """
     made = {name: value for name, value in message.items() if value is not None}
     if made.get("role") == "assistant":
         made.setdefault("content", "")
     calls = made.get("tool_calls")
-    return made | {"tool_calls": [_plain_call(call) for call in calls]} if isinstance(calls, list) else made
+    if isinstance(calls, list | tuple):
+        del made["tool_calls"]
+        made |= {"tool_calls": [_plain_call(call) for call in calls]} if calls else {}
+    return made
 
 
 def _plain_call(call: Any) -> Any:

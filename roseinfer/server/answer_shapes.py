@@ -124,7 +124,7 @@ class ToolCall(AnswerModel):
 
 
 class AssistantMessage(AnswerModel):
-    """Message of the assistant. `content` is null without text. Reasoning has two names."""
+    """Message of the assistant. `content` is null only without text and with calls. Reasoning has two names."""
 
     role: Literal["assistant"]
     content: str | None

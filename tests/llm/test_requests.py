@@ -241,8 +241,12 @@ def test_calls_of_earlier_turns_as_openai_writes_them(
     assert called["tool_calls"] == [call] and call["function"]["arguments"] == arguments
 
 
-def test_an_answer_without_text_may_be_sent_back(llm: LLM) -> None:
-    (continued,) = llm.chat([*CHAT, {"role": "assistant", "content": None, "tool_calls": None}, *CHAT], SHORT)
+@pytest.mark.parametrize("calls", [None, []])
+def test_an_answer_without_text_may_be_sent_back(llm: LLM, calls: list[Any] | None) -> None:
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    template = "{% for message in messages %}{{ 'tool_calls' in message }}{% endfor %}"
+    assert llm.chat([*CHAT, said, *CHAT], SHORT, chat_template=template)[0].prompt == "FalseFalseFalse"
+    (continued,) = llm.chat([*CHAT, said, *CHAT], SHORT)
     assert continued.prompt == llm.chat([*CHAT, {"role": "assistant", "content": ""}, *CHAT], SHORT)[0].prompt
 
 

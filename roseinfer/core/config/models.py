@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
+from unicodedata import category
 
 from roseinfer.core.config.engine import PRICED, EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
@@ -41,8 +42,10 @@ class ServedModelConfig:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if not name.isprintable():  # answers and metrics, which have it, are UTF-8
-                raise ConfigError(f"served_model_name: invalid name {name!r} (expected printable characters)")
+            if any(category(character) in ("Cc", "Cs") for character in name):  # answers and metrics contain the name
+                raise ConfigError(
+                    f"served_model_name: invalid name {name!r} (expected text without control characters)"
+                )
 
     @property
     def model_name(self) -> str:

@@ -12,8 +12,8 @@ from roseinfer.core.json_file import parse_json
 # Value of `response_store` that disables it.
 STORE_OFF = "off"
 _HOST_NAME = re.compile(r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]*)")
-# As browsers write it in `Origin`: pages of files have "null".
-_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,]+")
+# As browsers write it in `Origin`: pages of files have "null", or "file://" within apps.
+_ORIGIN = re.compile(r"\*|null|file://|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +143,8 @@ class ServerConfig:
                 )
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
-                raise ConfigError(
-                    f"allowed_origins: invalid origin {origin!r} (expected '*' or scheme://host:port without a path)"
-                )
+                expected = "'*', 'null' or scheme://host:port without a path"
+                raise ConfigError(f"allowed_origins: invalid origin {origin!r} (expected {expected})")
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")
 

@@ -80,12 +80,15 @@ def test_invalid_names(name: str) -> None:
     "origin", ["", "ui.example", "ui:3000", "http://ui/", "http://ui/x", "http://a,http://b", "http://*"]
 )
 def test_origins_that_no_browser_sends(origin: str) -> None:
-    with pytest.raises(ConfigError, match=r"allowed_origins: invalid origin .* \(expected '\*' or scheme://host"):
+    with pytest.raises(
+        ConfigError, match=r"allowed_origins: invalid origin .* \(expected '\*', 'null' or scheme://host"
+    ):
         ServerConfig(allowed_origins=(origin,))
 
 
 @pytest.mark.parametrize(
-    "origin", ["*", "null", "http://ui", "https://ui.example:3000", "chrome-extension://abc", "HTTP://[::1]:1"]
+    "origin",
+    ["*", "null", "file://", "http://ui", "https://ui.example:3000", "chrome-extension://abc", "HTTP://[::1]:1"],
 )
 def test_origins_that_browsers_send(origin: str) -> None:
     assert ServerConfig(allowed_origins=(origin,)).allowed_origins == (origin,)
