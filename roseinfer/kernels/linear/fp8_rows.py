@@ -77,15 +77,32 @@ def code_of(x, scale):
 
 
 @triton.jit
-def _store_rounded(x, codes_ptr, scales_ptr, scale_stride, column, inside, BLOCK: tl.constexpr, GROUPED: tl.constexpr):
-    """Round x [BLOCK] float32, a whole row or, GROUPED, whole groups of it, and store it at the row's pointers."""
+def _columns(first, N: tl.constexpr, BLOCK: tl.constexpr, GROUPED: tl.constexpr):
+    """Return BLOCK columns from `first`, and which a row has: [BLOCK], or GROUPED [groups, 128] and [groups, 1]."""
     if GROUPED:
-        groups = tl.reshape(x, [BLOCK // 128, 128])
-        scale = scale_of(tl.max(tl.abs(groups), 1))
-        code = tl.reshape(code_of(groups, scale[:, None]), [BLOCK])
-        group, first = tl.arange(0, BLOCK // 128), tl.min(column, 0) // 128
-        there = tl.max(tl.reshape(inside.to(tl.int32), [BLOCK // 128, 128]), 1) > 0
-        tl.store(scales_ptr + (first + group).to(tl.int64) * scale_stride, scale, mask=there)
+        group = first // 128 + tl.arange(0, BLOCK // 128)
+        return group[:, None] * 128 + tl.arange(0, 128)[None, :], (group < N // 128)[:, None]
+    else:
+        column = first + tl.arange(0, BLOCK)
+        return column, column < N
+
+
+@triton.jit
+def _sum(x, GROUPED: tl.constexpr):
+    return tl.sum(tl.sum(x, 1), 0) if GROUPED else tl.sum(x, 0)
+
+
+@triton.jit
+def _store_rounded(
+    x, codes_ptr, scales_ptr, scale_stride, first, N: tl.constexpr, BLOCK: tl.constexpr, GROUPED: tl.constexpr
+):
+    """Round the columns x of `_columns`, a whole row or, GROUPED, some groups, and store them at the row's pointers."""
+    column, inside = _columns(first, N, BLOCK, GROUPED)
+    if GROUPED:
+        scale = scale_of(tl.max(tl.abs(x), 1))
+        code = code_of(x, scale[:, None])
+        group = first // 128 + tl.arange(0, BLOCK // 128)
+        tl.store(scales_ptr + group.to(tl.int64) * scale_stride, scale, mask=group < N // 128)
     else:
         scale = scale_of(tl.max(tl.abs(x), 0))
         code = code_of(x, scale)
@@ -113,16 +130,15 @@ def _normed_rows_kernel(
         tl.extra.cuda.gdc_launch_dependents()  # the product reads its weight meanwhile
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < N
+    column, inside = _columns(0, N, BLOCK, GROUPED)
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
-        x = tl.where(inside, x - tl.sum(x, 0) / N, 0.0)
-    x *= tl.rsqrt(tl.sum(x * x, 0) / N + eps)
+        x = tl.where(inside, x - _sum(x, GROUPED) / N, 0.0)
+    x *= tl.rsqrt(_sum(x * x, GROUPED) / N + eps)
     x *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         x += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    _store_rounded(x, codes_ptr + row * N, scales_ptr + row, scale_stride, column, inside, BLOCK, GROUPED)
+    _store_rounded(x, codes_ptr + row * N, scales_ptr + row, scale_stride, 0, N, BLOCK, GROUPED)
 
 
 @triton.jit
@@ -156,11 +172,11 @@ def _rows_kernel(
     x_ptr += row * x_stride
     codes_ptr += row * N
     scales_ptr += row
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < N
+    first = tl.program_id(1) * BLOCK
+    column, inside = _columns(first, N, BLOCK, GROUPED)
     if GROUPED or BLOCK >= N:
         x = _read(x_ptr, column, inside, N, ACTIVATION, GATED)
-        _store_rounded(x, codes_ptr, scales_ptr, scale_stride, column, inside, BLOCK, GROUPED)
+        _store_rounded(x, codes_ptr, scales_ptr, scale_stride, first, N, BLOCK, GROUPED)
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in tl.range(0, N, BLOCK):
