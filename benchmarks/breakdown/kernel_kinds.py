@@ -10,7 +10,7 @@ _PATTERNS = (
     ("choice of experts", r"^_?(logits|route(_products|_choice)?|order|count|place)_kernel"),
     ("experts", r"experts|^_?(gate_up|down)_kernel"),
     ("rows of experts", r"^_?(spread|sum)_kernel"),
-    ("states", r"^_?(delta_decode|invert|pairs|prepare|scan|solve|window)_kernel"),
+    ("states", r"^_?(delta_decode|invert|pairs|prepare|scan(_bulk)?|solve|window)_kernel"),
     ("between GPUs", r"push_(blocks|words)|^(meet|add_piece)_kernel|memcpy ptop|all_?reduce|nccl"),
     (
         "attention",

@@ -20,6 +20,7 @@ from roseinfer.state.batch import (
     StateBatch,
     StateRow,
     lay_out,
+    list_pieced,
 )
 from roseinfer.state.store import StateStore
 
@@ -134,6 +135,7 @@ class StateSlots:
         lines[FIRST] += num_decodes
         found[:, :2] += num_decodes  # the row's number and the index of its first token
         rows[:, num_decodes:end] = lines
+        list_pieced(rows)
         pieces[: len(found)] = found
 
     def _placed(self, order: Sequence[int]) -> list[RowSnapshot]:

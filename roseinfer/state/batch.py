@@ -14,7 +14,8 @@ from roseinfer.state.store import StateStore
 MAX_PIECE_TOKENS = 64
 # Lines of `StateTables.rows` and columns of `StateTables.pieces`.
 SLOT, START, FIRST, COUNT, SNAPSHOT, PIECES_FROM, PIECES_TO, REPLAYED, DRAFTS, SNAPSHOT_AFTER = range(10)
-ROW_FIELD_COUNT, PIECE_FIELD_COUNT = 10, 4
+PIECED, NUM_PIECED = 10, 11
+ROW_FIELD_COUNT, PIECE_FIELD_COUNT = 12, 4
 
 
 class StateRow(NamedTuple):
@@ -53,7 +54,8 @@ class StateTables(NamedTuple):
 
     rows: [ROW_FIELD_COUNT, R] int32: each row's slot, position of its first token, packed index of that token, tokens,
     slot for the snapshot of a row of one token and its drafts (-1: none), its range of `pieces`, replayed tokens,
-    drafts, and `RowSnapshot.tokens` of that snapshot. pieces: [P, PIECE_FIELD_COUNT] int32: row, packed index of the
+    drafts, and `RowSnapshot.tokens` of that snapshot. The last two lines are of the step: the numbers of the rows that
+    have pieces, and in each place how many they are. pieces: [P, PIECE_FIELD_COUNT] int32: row, packed index of the
     first token, tokens (0: padding), and slot for the snapshot after the piece (-1: none). Rows of one token and its
     drafts have no piece, since a kernel of their own computes them.
     """
@@ -136,10 +138,19 @@ def lay_out(
     num_rows, num_pieces = room or (len(lines), len(pieces))
     assert len(lines) <= num_rows and len(pieces) <= num_pieces, "the tables have no room for this step"
     row_table = np.zeros((ROW_FIELD_COUNT, num_rows), np.int32)
-    row_table[:, : len(lines)] = np.array(lines, np.int32).T
+    row_table[:PIECED, : len(lines)] = np.array(lines, np.int32).T
+    list_pieced(row_table)
     piece_table = np.zeros((num_pieces, PIECE_FIELD_COUNT), np.int32)
     piece_table[: len(pieces)] = np.array(pieces, np.int32).reshape(-1, PIECE_FIELD_COUNT)
     return row_table, piece_table
+
+
+def list_pieced(rows: np.ndarray) -> None:
+    """Write the numbers of the rows that have pieces to their table."""
+    found = np.flatnonzero(rows[PIECES_FROM] < rows[PIECES_TO])
+    rows[PIECED] = 0
+    rows[PIECED, : len(found)] = found
+    rows[NUM_PIECED] = len(found)
 
 
 def _snapshots_by_row(rows: Sequence[StateRow], snapshots: Sequence[RowSnapshot]) -> dict[int, dict[int, int]]:

@@ -64,6 +64,7 @@ OURS = {
         "invert_kernel",
         "pairs_kernel",
         "prepare_kernel",
+        "scan_bulk_kernel",
         "scan_kernel",
         "solve_kernel",
         "window_kernel",

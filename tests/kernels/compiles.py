@@ -19,7 +19,7 @@ from roseinfer.kernels.attention.decode_few_kernel import few_kernel, merge_kern
 from roseinfer.kernels.comm.pieces import add_piece_kernel, meet_kernel
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
 from roseinfer.kernels.comm.push_words import push_words_kernel
-from roseinfer.kernels.delta import chunks
+from roseinfer.kernels.delta import chunks, scan_bulk
 from roseinfer.kernels.delta.decode import delta_decode_kernel
 from roseinfer.kernels.experts import pair_order, route, tile_kernels
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
@@ -261,7 +261,7 @@ def read_bulk() -> None:
 
 def read_delta(dtype, precision) -> None:
     """Compile gated DeltaNet of a token, and in pieces."""
-    numbers = ("conv_ptr", "decay_ptr", "dt_bias_ptr", "norm_ptr", "memory_ptr", "total_ptr", "beta_ptr")
+    numbers = ("conv_ptr", "decay_ptr", "dt_bias_ptr", "norm_ptr", "memory_ptr", "decays_ptr")
     pointers = dict.fromkeys(numbers, "*fp32") | dict.fromkeys(("rows_ptr", "pieces_ptr"), "*i32")
     pointers |= dict.fromkeys(DELTA_TENSORS, dtype) | dict.fromkeys(DELTA_STRIDES, "i32")
     constants = {
@@ -271,6 +271,7 @@ def read_delta(dtype, precision) -> None:
         "TAPS": 4,
         "RING": 10,
         "DRAFTS": True,
+        "MANY": True,
         "SIZE": 64,
         "WIDTH": 32,
         "C": 1280,
@@ -287,7 +288,13 @@ def read_delta(dtype, precision) -> None:
         read(kernel, blocks, matrix)
         if dtype == "*bf16":
             read(kernel, blocks | {"PRECISION": "parts"}, matrix)
-    read(delta_decode_kernel, constants | {"DRAFTS": False}, pointers)
+    read(delta_decode_kernel, constants | {"DRAFTS": False, "MANY": False}, pointers)
+    tile = f"tensordesc<bf16[64, 64],{scan_bulk._TILE!r}>"
+    gates = f"tensordesc<fp32[64, 4],{scan_bulk._GATE_TILE!r}>"
+    blocks = dict.fromkeys(("heads", "reads", "owns", "withins"), tile) | {"decays": gates}
+    types = {name: pointers[name] for name in ("memory_ptr", "rows_ptr", "pieces_ptr", "memory_stride", "num_rows")}
+    types |= blocks | {"out_ptr": "*bf16"}
+    read(scan_bulk.scan_bulk_kernel, constants | {"STAGES": scan_bulk.STAGES}, types, products=8)
 
 
 def read_direct(gated) -> None:

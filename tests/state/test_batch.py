@@ -7,6 +7,8 @@ import torch
 from roseinfer.state.batch import (
     DRAFTS,
     MAX_PIECE_TOKENS,
+    NUM_PIECED,
+    PIECED,
     REPLAYED,
     SNAPSHOT,
     SNAPSHOT_AFTER,
@@ -22,7 +24,7 @@ from roseinfer.state.batch import (
 
 def test_rows_of_one_token_have_no_pieces():
     lines, pieces = lay_out([StateRow(7, 12, 1), StateRow(2, 0, 5), StateRow(4, 3, 1)], [RowSnapshot(2, 1, 9)])
-    assert lines.T.tolist() == [
+    assert lines[:PIECED].T.tolist() == [
         [7, 12, 0, 1, -1, 0, 0, 0, 0, 0],
         [2, 0, 1, 5, -1, 0, 1, 0, 0, 0],
         [4, 3, 6, 1, 9, 1, 1, 0, 0, 1],
@@ -43,6 +45,7 @@ def test_pieces_end_at_snapshots_and_after_64_tokens():
         (2, 152, 63, -1),
     ]
     assert lines[5:7, 1:].T.tolist() == [[0, 4], [4, 6]]
+    assert lines[[PIECED, NUM_PIECED]].tolist() == [[1, 2, 0], [2, 2, 2]]
 
 
 def test_rows_with_drafts_have_no_pieces():

@@ -10,18 +10,32 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 from roseinfer.kernels.delta.inputs import DeltaInputs
-from roseinfer.kernels.delta.tables import PER_STEP, load_piece, load_pieces, load_row
+from roseinfer.kernels.delta.scan_bulk import HIGH_BITS, scan_bulk, scan_in_bulk
+from roseinfer.kernels.delta.tables import (
+    BETA,
+    GATES,
+    PER_STEP,
+    SINCE,
+    TOTAL,
+    UNTIL,
+    load_piece,
+    load_pieced,
+    load_pieced_row,
+    load_pieces,
+    load_row,
+)
 
 PIECE_TOKENS = 64
 # Rows of the blocks of a piece's matrix that are inverted row by row.
 INVERTED_BLOCK_ROWS = 16
-# Values of a head that one program of the scan computes: few, if all programs of a row then run at the same time. With
-# 32 heads they are 128, and an H200 has 132 multiprocessors.
-SCAN_WIDTH, WIDE_SCAN_WIDTH, MAX_NARROW_HEADS = 32, 64, 32
+# Values of a head that one program of the scan computes.
+MAX_SCAN_VALUES = 32
 # The narrowest heads whose float32 factors are two of bfloat16. For 16 and 32 columns ptxas 12.8 gives products of a
 # factor in registers wrong addresses, but for the first.
 MIN_PARTS_WIDTH = 64
 WINDOW_BLOCK_ELEMENTS = 256
+# Programs that share the rows of these channels. A captured step has room for many more rows than it mostly has.
+MAX_WINDOW_PROGRAMS = 16
 
 
 @triton.jit(do_not_specialize=PER_STEP)
@@ -35,8 +49,7 @@ def prepare_kernel(
     rows_ptr,
     pieces_ptr,
     heads_ptr,
-    total_ptr,
-    beta_ptr,
+    decays_ptr,
     mixed_stride,
     gates_stride,
     window_stride,
@@ -49,8 +62,8 @@ def prepare_kernel(
     SIZE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Write queries, keys and values [T, channels] of one head of one piece, and with values g's sum within the piece
-    and beta [T, HV].
+    """Write queries, keys and values [T, channels] of one head of one piece. With values write also [T, HV, 4]:
+    G, the sum of g within the piece; beta; the decays e^G since its beginning, and until its end.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
@@ -86,17 +99,21 @@ def prepare_kernel(
             a = tl.load(at + HV, mask=inside, other=0.0).to(tl.float32) + tl.load(dt_bias_ptr + value_head)
             softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
             g = tl.where(inside, tl.load(decay_ptr + value_head) * softplus, 0.0)
-            tl.store(total_ptr + token * HV + value_head, tl.cumsum(g, 0), mask=inside)
-            tl.store(beta_ptr + token * HV + value_head, tl.sigmoid(b), mask=inside)
+            sums = tl.cumsum(g, 0)
+            to = decays_ptr + (token * HV + value_head) * GATES
+            tl.store(to + TOTAL, sums, mask=inside)
+            tl.store(to + BETA, tl.sigmoid(b), mask=inside)
+            tl.store(to + SINCE, tl.exp(sums), mask=inside)
+            tl.store(to + UNTIL, tl.exp(tl.sum(g, 0) - sums), mask=inside)
         to = heads_ptr + token[:, None] * C + channel
         tl.store(to, total.to(heads_ptr.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
 def _parts(x):
-    """Return two bfloat16 whose sum is x, but for its last 8 bits."""
-    high = x.to(tl.bfloat16)
-    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+    """Return two bfloat16 whose sum is x, but for its last 8 bits. The first is cut off: rounding it takes longer."""
+    high = (x.to(tl.int32, bitcast=True) & HIGH_BITS).to(tl.float32, bitcast=True)
+    return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
 
 
 @triton.jit
@@ -120,8 +137,7 @@ def _product(x, y, PRECISION: tl.constexpr):
 @triton.jit(do_not_specialize=PER_STEP)
 def pairs_kernel(
     heads_ptr,
-    total_ptr,
-    beta_ptr,
+    decays_ptr,
     pieces_ptr,
     lower_ptr,
     within_ptr,
@@ -146,8 +162,9 @@ def pairs_kernel(
         at = heads_ptr + token[:, None] * C + key_head * D + d
         q = tl.load(at, mask=inside[:, None], other=0.0)
         k = tl.load(at + HK * D, mask=inside[:, None], other=0.0)
-        total = tl.load(total_ptr + token * HV + head, mask=inside, other=0.0)
-        beta = tl.load(beta_ptr + token * HV + head, mask=inside, other=0.0)
+        decays = decays_ptr + (token * HV + head) * GATES
+        total = tl.load(decays + TOTAL, mask=inside, other=0.0)
+        beta = tl.load(decays + BETA, mask=inside, other=0.0)
         # Above the diagonal the exponent may be large.
         seen = (i[:, None] >= i[None, :]) & inside[:, None]
         decay = tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
@@ -193,8 +210,7 @@ def invert_kernel(
 @triton.jit(do_not_specialize=PER_STEP)
 def solve_kernel(
     heads_ptr,
-    total_ptr,
-    beta_ptr,
+    decays_ptr,
     pieces_ptr,
     lower_ptr,
     own_ptr,
@@ -231,11 +247,11 @@ def solve_kernel(
         inverse -= _product(below, inverse, EXACT)
         at = heads_ptr + token[:, None] * C + d
         to = of_head[:, None] * D + d
-        scale = tl.load(beta_ptr + of_head, mask=inside, other=0.0)
+        scale = tl.load(decays_ptr + of_head * GATES + BETA, mask=inside, other=0.0)
         v = tl.load(at + (2 * HK + head) * D, mask=inside[:, None], other=0.0)
         own = _product(inverse * scale[None, :], v, PRECISION)
         tl.store(own_ptr + to, own.to(own_ptr.dtype.element_ty), mask=inside[:, None])
-        scale *= tl.exp(tl.load(total_ptr + of_head, mask=inside, other=0.0))
+        scale *= tl.load(decays_ptr + of_head * GATES + SINCE, mask=inside, other=0.0)
         k = tl.load(at + (HK + key_head) * D, mask=inside[:, None], other=0.0)
         read = _product(inverse * scale[None, :], k, PRECISION)
         tl.store(read_ptr + to, read.to(read_ptr.dtype.element_ty), mask=inside[:, None])
@@ -244,7 +260,7 @@ def solve_kernel(
 @triton.jit(do_not_specialize=PER_STEP)
 def scan_kernel(
     heads_ptr,
-    total_ptr,
+    decays_ptr,
     own_ptr,
     read_ptr,
     within_ptr,
@@ -279,21 +295,23 @@ def scan_kernel(
             _row, first, count, snapshot = load_piece(pieces_ptr, piece)
             inside = (i < count)[:, None]
             token = (first + i).to(tl.int64)
-            total = tl.load(total_ptr + token * HV + head, mask=i < count, other=0.0)
-            last = tl.load(total_ptr + (first + count - 1).to(tl.int64) * HV + head)
+            decays = decays_ptr + (token * HV + head) * GATES
+            since = tl.load(decays + SINCE, mask=i < count, other=1.0)
+            until = tl.load(decays + UNTIL, mask=i < count, other=0.0)
+            whole = tl.min(since, 0)  # of the piece: nothing grows
             by_head = (token * HV + head)[:, None]
             read = tl.load(read_ptr + by_head * D + d, mask=inside, other=0.0).to(tl.float32)
             own = tl.load(own_ptr + by_head * D + value, mask=inside, other=0.0).to(tl.float32)
             new = own - tl.dot(read, state, input_precision=PRECISION)
             q = tl.load(heads_ptr + token[:, None] * C + key_head * D + d, mask=inside, other=0.0).to(tl.float32)
-            output = tl.dot(q * tl.exp(total)[:, None], state, input_precision=PRECISION)
+            output = tl.dot(q * since[:, None], state, input_precision=PRECISION)
             within = tl.load(within_ptr + by_head * SIZE + i, mask=inside, other=0.0).to(tl.float32)
             output += tl.dot(within, new, input_precision=PRECISION)
             to = out_ptr + by_head * D + value
             tl.store(to, output.to(out_ptr.dtype.element_ty), mask=inside)
             k = tl.load(heads_ptr + token[:, None] * C + (HK + key_head) * D + d, mask=inside, other=0.0).to(tl.float32)
-            k *= tl.exp(last - total)[:, None]
-            state = state * tl.exp(last) + tl.dot(tl.trans(k), new, input_precision=PRECISION)
+            k *= until[:, None]
+            state = state * whole + tl.dot(tl.trans(k), new, input_precision=PRECISION)
             if snapshot >= 0:
                 tl.store(memory_ptr + snapshot * memory_stride + part, state)
         tl.store(memory_ptr + slot * memory_stride + part, state)
@@ -341,15 +359,15 @@ def window_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Write the windows of some channels of one row. Snapshots read the row's old window, which is overwritten last."""
+    """Write the windows of some channels of some rows. Snapshots read a row's old window, which is overwritten last."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0)
-    begin, end = load_pieces(rows_ptr, row, num_rows)
-    if begin < end:
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < C
+    for n in range(tl.program_id(0), load_pieced(rows_ptr, num_rows), tl.num_programs(0)):
+        row = load_pieced_row(rows_ptr, n, num_rows)
+        begin, end = load_pieces(rows_ptr, row, num_rows)
         slot, start, row_first, row_count = load_row(rows_ptr, row, num_rows)
-        channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = channel < C
         ring = slot * window_stride
         for piece in range(begin, end):
             _row, first, count, snapshot = load_piece(pieces_ptr, piece)
@@ -429,7 +447,7 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
     has_parts = mixed.dtype is torch.bfloat16 and mixed.is_cuda and width >= MIN_PARTS_WIDTH
     precision = "parts" if has_parts else tf32
     prepared = torch.empty((tokens, channels), dtype=mixed.dtype, device=mixed.device)
-    total, beta = torch.empty((2, tokens, heads), dtype=torch.float32, device=mixed.device)
+    decays = torch.empty((tokens, heads, GATES.value), dtype=torch.float32, device=mixed.device)
     own, read = torch.empty((2, tokens, heads * width), dtype=mixed.dtype, device=mixed.device)
     within = torch.empty((tokens, heads * PIECE_TOKENS), dtype=mixed.dtype, device=mixed.device)
     lower = torch.empty(within.shape, dtype=torch.float32, device=mixed.device)
@@ -443,8 +461,7 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
         rows,
         pieces,
         prepared,
-        total,
-        beta,
+        decays,
         mixed.stride(0),
         gates.stride(0),
         window.stride(0),
@@ -454,32 +471,35 @@ def delta_chunks(inputs: DeltaInputs, out: torch.Tensor) -> None:
         num_warps=8,
         **shape,
     )
-    pairs_kernel[(num_pieces, heads)](prepared, total, beta, pieces, lower, within, PRECISION=precision, **shape)
+    pairs_kernel[(num_pieces, heads)](prepared, decays, pieces, lower, within, PRECISION=precision, **shape)
     blocks = {"SIZE": PIECE_TOKENS, "BLOCK": INVERTED_BLOCK_ROWS, **early_start.options(mixed.device)}
     invert_kernel[(num_pieces, heads)](lower, pieces, HV=heads, num_warps=2, **blocks)
     solve_kernel[(num_pieces, heads)](
-        prepared, total, beta, pieces, lower, own, read, BLOCK=INVERTED_BLOCK_ROWS, PRECISION=precision, **shape
+        prepared, decays, pieces, lower, own, read, BLOCK=INVERTED_BLOCK_ROWS, PRECISION=precision, **shape
     )
-    scan_width = min(width, SCAN_WIDTH if heads <= MAX_NARROW_HEADS else WIDE_SCAN_WIDTH)
-    scan_kernel[(num_rows, heads, width // scan_width)](
-        prepared,
-        total,
-        own,
-        read,
-        within,
-        memory,
-        rows,
-        pieces,
-        out,
-        memory.stride(0),
-        num_rows,
-        WIDTH=scan_width,
-        PRECISION=tf32,
-        **shape,
-    )
+    if scan_in_bulk(width, mixed.dtype, mixed.device):
+        scan_bulk(prepared, decays, own, read, within, memory, rows, pieces, out)
+    else:
+        scan_width = min(width, MAX_SCAN_VALUES)
+        scan_kernel[(num_rows, heads, width // scan_width)](
+            prepared,
+            decays,
+            own,
+            read,
+            within,
+            memory,
+            rows,
+            pieces,
+            out,
+            memory.stride(0),
+            num_rows,
+            WIDTH=scan_width,
+            PRECISION=tf32,
+            **shape,
+        )
     del shape["HK"]
-    gated_norm_kernel[(num_pieces, heads)](out, z, norm, pieces, z.stride(0), eps, **shape)
-    window_kernel[(num_rows, cdiv(channels, WINDOW_BLOCK_ELEMENTS))](
+    gated_norm_kernel[(num_pieces, heads)](out, z, norm, pieces, z.stride(0), eps, num_warps=8, **shape)
+    window_kernel[(min(num_rows, MAX_WINDOW_PROGRAMS), cdiv(channels, WINDOW_BLOCK_ELEMENTS))](
         mixed,
         window,
         rows,

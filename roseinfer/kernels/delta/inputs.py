@@ -11,7 +11,7 @@ class DeltaInputs(NamedTuple):
     mixed: [T, channels] with channels = (2 HK + HV) D; z: [T, HV * D]; gates: [T, 2 HV]: projections, whose rows may be
     apart. conv: [taps, channels], decay and dt_bias: [HV], norm: [D]: weights in float32. memory: [S, HV, D, D]
     float32, window: [S, entries, channels], kept: [S, entries, 2 HV], gates of drafts, if rows may have some: parts of
-    the states, strided by slot. An entry is a position modulo `entries`. rows: [10, R], pieces: [P, 4]: int32, as in
+    the states, strided by slot. An entry is a position modulo `entries`. rows: [12, R], pieces: [P, 4]: int32, as in
     `StateTables`. D is a power of two, at least 16.
     """
 

@@ -3,7 +3,11 @@
 from roseinfer.kernels.common.triton_support import tl, triton
 
 # Arguments whose alignment and value differ from step to step. Compiling for each would stall requests.
-PER_STEP = ("rows_ptr", "pieces_ptr", "beta_ptr", "num_rows")
+PER_STEP = ("rows_ptr", "pieces_ptr", "num_rows")
+# What tokens have for each head in `decays` [T, HV, GATES]: G, the sum of g within the piece; beta; and the decays e^G
+# since the piece's beginning and until its end. The copy engine takes four numbers at least.
+GATES = tl.constexpr(4)
+TOTAL, BETA, SINCE, UNTIL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
@@ -33,6 +37,18 @@ def load_pieces(rows_ptr, row, num_rows):
     """Return the range of a row's pieces."""
     at = rows_ptr + row
     return tl.load(at + 5 * num_rows), tl.load(at + 6 * num_rows)
+
+
+@triton.jit
+def load_pieced(rows_ptr, num_rows):
+    """Return how many rows have pieces."""
+    return tl.load(rows_ptr + 11 * num_rows)
+
+
+@triton.jit
+def load_pieced_row(rows_ptr, n, num_rows):
+    """Return the n-th of the rows that have pieces."""
+    return tl.load(rows_ptr + 10 * num_rows + n)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.delta.chunks import PIECE_TOKENS
+from roseinfer.kernels.delta.decode import MAX_PROGRAM_ROWS
 from roseinfer.state.batch import MAX_PIECE_TOKENS, RowSnapshot
 from roseinfer.state.triton_delta import TritonDelta
 from tests.helpers.cases import cases, each_value
@@ -45,6 +46,25 @@ def test_wide_heads(dim, dtype, device):
     check(torch.cat((head, runner.run([(sequence, 3, 67, 8)])[0])), expected)
 
 
+@each_value(dim=[64, 128], group=[2, 3])
+def test_wide_heads_beside_others(dim, group, device):
+    """A row's short pieces end among the tokens of others, or of none, whose workspace holds NaN."""
+    runner = make_runner(group, device, torch.bfloat16, dim)
+    sequences = [runner.sequence(150) for _ in range(3)]
+    a, b, c = (sequence for sequence, _ in sequences)
+    steps = [
+        ([(a, 0, 0, 1), (b, 5, 0, 101), (c, 2, 0, 2)], [RowSnapshot(1, 29, 7)]),
+        ([(a, 0, 1, 1), (b, 5, 101, 1), (c, 2, 2, 66)], []),
+        ([(b, 7, 29, 121), (c, 2, 68, 64)], []),
+    ]
+    expected = {id(sequence): output for sequence, output in sequences}
+    for rows, snapshots in steps:
+        unwritten = torch.full((2**20,), float("nan"), device=device)
+        del unwritten  # a GPU's allocator hands it out again
+        for (sequence, _, start, count), output in zip(rows, runner.run(rows, snapshots), strict=True):
+            check(output, expected[id(sequence)][start : start + count])
+
+
 @cases("cut", [1, 2, 3, 4, 66], exhaustive=range(5, 99))
 def test_every_split(cut, device):
     runner = make_runner(3, device)
@@ -73,6 +93,19 @@ def test_decodes_and_chunks_in_one_step(device):
     for rows in steps:
         for (sequence, _, start, count), output in zip(rows, runner.run(rows), strict=True):
             check(output, expected[id(sequence)][start : start + count])
+
+
+def test_more_rows_than_programs(device):
+    spec = make_spec(1, key_heads=1)
+    rows = MAX_PROGRAM_ROWS + 6
+    runner = DeltaRunner(TritonDelta, spec, torch.float32, device, slots=rows)
+    sequences = [runner.sequence(5) for _ in range(rows)]
+    starts = [0] * rows
+    for counts in ([1] * (rows - 1) + [2], [1] * (rows - 5) + [2, 1, 3, 1, 1]):
+        step = [(sequences[slot][0], slot, starts[slot], count) for slot, count in enumerate(counts)]
+        for (_, slot, start, count), output in zip(step, runner.run(step), strict=True):
+            check(output, sequences[slot][1][start : start + count])
+        starts = [start + count for start, count in zip(starts, counts, strict=True)]
 
 
 @cases("offset", [2, 64], exhaustive=[1, *range(3, 64), *range(65, 73)])
