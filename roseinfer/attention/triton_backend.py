@@ -43,6 +43,7 @@ from roseinfer.kernels.attention.prefill_shares import (
     merge_parts,
 )
 from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
+from roseinfer.kernels.common.availability import multiprocessors
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.side_stream import SideStream
 
@@ -442,9 +443,7 @@ def _workspace(spec: AttentionSpec, shape: AttentionShape, share: float = 1.0) -
 
 
 def _processors(device: torch.device) -> int:
-    if device.type != "cuda":  # under Triton's interpreter
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors(device) if device.type == "cuda" else 4  # under Triton's interpreter
 
 
 def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:

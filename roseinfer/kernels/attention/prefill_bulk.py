@@ -10,14 +10,14 @@ Results and map of blocks are those of `prefill_attention` with tiles of `BLOCK_
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
 from roseinfer.core.support import LARGE_STEPS
 from roseinfer.kernels.attention.paged import LOG2_E
 from roseinfer.kernels.attention.prefill_shares import IN_BULK
-from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
+from roseinfer.kernels.common.availability import multiprocessors
+from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper, thread_barrier
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 
@@ -82,7 +82,7 @@ def prefill_bulk(
         q, list(q.shape), list(q.stride()), [BLOCK_M // 2 // group, group, COPIED_COLUMNS], _QUERIES
     )
     items = kv_heads * block_map.shape[0]
-    _bulk_kernel[(min(items, programs or _processors(q.device.index or 0)),)](
+    _bulk_kernel[(min(items, programs or multiprocessors(q.device)),)](
         queries,
         pages.k,
         pages.v,
@@ -124,11 +124,6 @@ def _pages(cache: torch.Tensor) -> "BulkDescriptor":
 
 def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and LARGE_STEPS.runs_on(torch.cuda.get_device_capability(device))
-
-
-@cache
-def _processors(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 @gluon.jit
@@ -342,7 +337,7 @@ def _clear(values, count, BLOCK_N: gl.constexpr):
         some = values.slice(part * QUARTER, QUARTER, dim=0)
         some.store(gl.where((part * QUARTER + place < count)[:, None], some.load(LAYOUT), 0.0))
     hopper.fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit

@@ -7,13 +7,15 @@ them.
 from types import SimpleNamespace
 from typing import Any
 
-from roseinfer.kernels.common.triton_support import HAS_TRITON, tl
+from roseinfer.kernels.common.triton_support import HAS_TRITON, tl, unavailable
 
 gluon: Any
 gl: Any
 ampere: Any
 hopper: Any
 BulkDescriptor: Any
+# All threads of a group of warps wait for each other.
+thread_barrier: Any = None
 HAS_GLUON = False
 
 if HAS_TRITON:
@@ -23,13 +25,15 @@ if HAS_TRITON:
         from triton.experimental.gluon.language.nvidia import ampere, hopper
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BulkDescriptor
 
+        thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # since Triton 3.7
         HAS_GLUON = True
     except ImportError:  # Gluon is not yet a stable part of Triton
         pass
 
 if not HAS_GLUON:
-    gluon = SimpleNamespace(jit=lambda function: function)
-    gl = SimpleNamespace(constexpr=getattr(tl, "constexpr", None), NVMMASharedLayout=lambda *_: None)
+    gluon = SimpleNamespace(jit=unavailable)
+    layouts = dict.fromkeys(("NVMMASharedLayout", "DistributedLinearLayout"), lambda *_: None)
+    gl = SimpleNamespace(constexpr=getattr(tl, "constexpr", None), **layouts)
     ampere = SimpleNamespace(mma_v2=None)
     hopper = SimpleNamespace(mbarrier=None, tma=None)
     BulkDescriptor = None

@@ -20,9 +20,9 @@ except ImportError:
     HAS_TRITON = False
 
 
-def _unavailable(*args: Any, **options: Any) -> Any:
+def unavailable(*args: Any, **options: Any) -> Any:
     """Stand-in for `triton.jit`, with and without options: the decorated function stays a plain function."""
-    return args[0] if args else _unavailable
+    return args[0] if args else unavailable
 
 
 class _Constant:
@@ -40,7 +40,7 @@ def tensor_descriptor(matrix: Any, rows: int, columns: int) -> Any:
 
 
 if not HAS_TRITON:
-    triton = SimpleNamespace(jit=_unavailable)
+    triton = SimpleNamespace(jit=unavailable)
     tl = SimpleNamespace(constexpr=_Constant)
 
 

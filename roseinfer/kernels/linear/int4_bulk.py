@@ -6,14 +6,13 @@ and multiply from there. Of a product on these matrix units only the left side m
 A program takes all columns of its outputs, or a share of them, as in `fp8_tiles`; of those, groups of warps may take
 blocks in turn, whose sums meet in shared memory.
 """
-# ruff: noqa: RUF005 (Triton does not compile starred expressions)
 
 from collections.abc import Callable
 
 import torch
 
 from roseinfer.kernels.common import early_start
-from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
+from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper, thread_barrier
 from roseinfer.kernels.common.triton_support import cdiv, tl
 from roseinfer.kernels.linear.fp8_tiles import Parts
 from roseinfer.kernels.linear.int4_bulk_configs import COPYING_REGISTER_COUNT, WEIGHT_TILE_ROWS, BulkConfig
@@ -165,10 +164,11 @@ def _int4_halves(codes, words, DTYPE: gl.constexpr):
 
 @gluon.jit
 def _copy_inputs(
-    x_blocks, x_ring, full, empty, first_k, ROWS: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    x_blocks, x_ring, full, empty, first_k, STEPS: gl.constexpr, OVERLAP: gl.constexpr
 ):  # fmt: skip
     """Run a warp that copies blocks of inputs."""
+    STAGES: gl.constexpr = x_ring.shape[0]
+    ROWS: gl.constexpr = x_ring.shape[1]
     first_m = gl.program_id(0) * ROWS
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
@@ -184,9 +184,10 @@ def _copy_inputs(
 @gluon.jit
 def _copy_weight(
     w_blocks, s_blocks, w_ring, s_ring, full, empty, first_k, GROUP: gl.constexpr, GROUPS: gl.constexpr,
-    OUT_GROUPS: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
+    OUT_GROUPS: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     """Run a warp that copies blocks of codes, with the words of their scales."""
+    STAGES: gl.constexpr = w_ring.shape[0] // OUT_GROUPS
     s_rows = s_ring._reinterpret(s_ring.dtype, [STAGES * OUT_GROUPS * GROUPS, 1, OUTS], s_blocks.layout)
     for step in range(STEPS):
         stage = step % STAGES
@@ -208,15 +209,18 @@ def _copy_weight(
 
 @gluon.jit
 def _multiply(
-    NUMBER: gl.constexpr, x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full, bias_ptr,
-    factors_ptr, out_ptr, parts_ptr, arrived_ptr, rows, out_stride, N: gl.constexpr, E2M1: gl.constexpr,
-    ROWS: gl.constexpr, OUT_GROUPS: gl.constexpr, COLUMN_GROUPS: gl.constexpr, SHARES: gl.constexpr,
-    STEPS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, HAS_BIAS: gl.constexpr, ADD: gl.constexpr,
+    NUMBER: gl.constexpr, rings, tensors, N: gl.constexpr, E2M1: gl.constexpr, OUT_GROUPS: gl.constexpr,
+    COLUMN_GROUPS: gl.constexpr, SHARES: gl.constexpr, STEPS: gl.constexpr, HAS_BIAS: gl.constexpr, ADD: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Run four warps that multiply OUTS outputs of ROWS rows by every COLUMN_GROUPS-th block; the first group of each
     OUTS also completes them.
     """
+    x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full = rings
+    bias_ptr, factors_ptr, out_ptr, parts_ptr, arrived_ptr, rows, out_stride = tensors
+    ROWS: gl.constexpr = x_ring.shape[1]
+    X_STAGES: gl.constexpr = x_ring.shape[0]
+    W_STAGES: gl.constexpr = w_ring.shape[0] // OUT_GROUPS
     DTYPE: gl.constexpr = x_ring.dtype
     PART: gl.constexpr = NUMBER // COLUMN_GROUPS
     TURN: gl.constexpr = NUMBER % COLUMN_GROUPS
@@ -258,7 +262,7 @@ def _multiply(
             tile = (gl.program_id(1) * OUT_GROUPS + PART) * gl.num_programs(0) + gl.program_id(0)
             parts = parts_ptr + tile * (SHARES * OUTS * ROWS) + cell
             gl.store(parts + gl.program_id(2) * (OUTS * ROWS), sums)
-            gl.thread_barrier()  # all threads have written before one of them counts
+            thread_barrier()  # all threads have written before one of them counts
             last = gl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == SHARES - 1
             if last:
                 gl.store(arrived_ptr + tile, 0)
@@ -336,52 +340,85 @@ def int4_bulk_kernel(
             mbarrier.init(others_full.index(i), count=1)
     hopper.fence_async_shared()
     first_k = gl.program_id(2) * (STEPS * BLOCK)
-    memory = (
-        x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full, bias_ptr, factors_ptr, out_ptr,
-        parts_ptr, arrived_ptr, rows, out_stride,
-    )  # fmt: skip
-    SIZES: gl.constexpr = (
-        N, E2M1, ROWS, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, X_STAGES, W_STAGES, HAS_BIAS, ADD, OVERLAP,
-    )  # fmt: skip
-    inputs = (x_blocks, x_ring, x_full, x_empty, first_k)
-    INPUT_SIZES: gl.constexpr = (ROWS, STEPS, X_STAGES, OVERLAP)
-    weight = (w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k)
-    WEIGHT_SIZES: gl.constexpr = (GROUP, GROUPS, OUT_GROUPS, STEPS, W_STAGES)
+    rings = (x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full)
+    tensors = (bias_ptr, factors_ptr, out_ptr, parts_ptr, arrived_ptr, rows, out_stride)
     if OUT_GROUPS * COLUMN_GROUPS == 1:
         gl.warp_specialize(
             [
-                (_multiply, (gl.constexpr(0),) + memory + SIZES),
-                (_copy_inputs, inputs + INPUT_SIZES), (_copy_weight, weight + WEIGHT_SIZES),
+                (_multiply, (
+                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
+                (_copy_weight, (
+                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
+                )),
             ],
             [1, 1], [_COPYING, _COPYING],
         )  # fmt: skip
     elif OUT_GROUPS * COLUMN_GROUPS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (gl.constexpr(0),) + memory + SIZES),
-                (_multiply, (gl.constexpr(1),) + memory + SIZES),
-                (_copy_inputs, inputs + INPUT_SIZES), (_copy_weight, weight + WEIGHT_SIZES),
+                (_multiply, (
+                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_multiply, (
+                    gl.constexpr(1), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
+                (_copy_weight, (
+                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
+                )),
             ],
             [4, 1, 1], [REGISTERS, _COPYING, _COPYING],
         )  # fmt: skip
     elif OUT_GROUPS * COLUMN_GROUPS == 3:
         gl.warp_specialize(
             [
-                (_multiply, (gl.constexpr(0),) + memory + SIZES),
-                (_multiply, (gl.constexpr(1),) + memory + SIZES),
-                (_multiply, (gl.constexpr(2),) + memory + SIZES),
-                (_copy_inputs, inputs + INPUT_SIZES), (_copy_weight, weight + WEIGHT_SIZES),
+                (_multiply, (
+                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_multiply, (
+                    gl.constexpr(1), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_multiply, (
+                    gl.constexpr(2), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
+                (_copy_weight, (
+                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
+                )),
             ],
             [4, 4, 1, 1], [REGISTERS, REGISTERS, _COPYING, _COPYING],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_multiply, (gl.constexpr(0),) + memory + SIZES),
-                (_multiply, (gl.constexpr(1),) + memory + SIZES),
-                (_multiply, (gl.constexpr(2),) + memory + SIZES),
-                (_multiply, (gl.constexpr(3),) + memory + SIZES),
-                (_copy_inputs, inputs + INPUT_SIZES), (_copy_weight, weight + WEIGHT_SIZES),
+                (_multiply, (
+                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_multiply, (
+                    gl.constexpr(1), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_multiply, (
+                    gl.constexpr(2), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_multiply, (
+                    gl.constexpr(3), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
+                    OVERLAP,
+                )),
+                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
+                (_copy_weight, (
+                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
+                )),
             ],
             [4, 4, 4, 1, 1], [REGISTERS, REGISTERS, REGISTERS, _COPYING, _COPYING],
         )  # fmt: skip
