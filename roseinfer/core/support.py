@@ -41,7 +41,7 @@ INT4_WEIGHTS = GpuFeature("weights in four bits (AWQ, GPTQ, compressed-tensors, 
 EXPERTS = GpuFeature("models with experts", (9, 0))
 # Requests at a time from which weights in FP8 are faster than in four bits, on an H200.
 MIN_FASTER_FP8_ROWS = 33
-LARGE_STEPS = GpuFeature("faster attention in large steps", (9, 0), newest=9)
+LARGE_STEPS = GpuFeature("faster attention and linear attention in large steps", (9, 0), newest=9)
 GPU_FEATURES = (KERNELS, FP8_KV, FP8_WEIGHTS, FP8_BLOCKS, INT4_WEIGHTS, EXPERTS, LARGE_STEPS)
 
 GPU_GENERATIONS = (

@@ -19,7 +19,7 @@ from roseinfer.kernels.attention.decode_few_kernel import few_kernel, merge_kern
 from roseinfer.kernels.comm.pieces import add_piece_kernel, meet_kernel
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
 from roseinfer.kernels.comm.push_words import push_words_kernel
-from roseinfer.kernels.delta import chunks, scan_bulk
+from roseinfer.kernels.delta import chunks, scan, scan_bulk, solve, windows
 from roseinfer.kernels.delta.decode import delta_decode_kernel
 from roseinfer.kernels.experts import pair_order, route, tile_kernels
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
@@ -271,30 +271,32 @@ def read_delta(dtype, precision) -> None:
         "TAPS": 4,
         "RING": 10,
         "DRAFTS": True,
-        "MANY": True,
+        "SHARES_PROGRAMS": True,
         "SIZE": 64,
         "WIDTH": 32,
         "C": 1280,
         "BLOCK": 256,
     }
     constants |= {"PRECISION": precision, "OVERLAP": True}
-    kernels = (chunks.prepare_kernel, chunks.scan_kernel, chunks.gated_norm_kernel, chunks.window_kernel)
+    kernels = (chunks.prepare_kernel, scan.scan_kernel, chunks.gated_norm_kernel, windows.window_kernel)
     for kernel in (delta_decode_kernel, *kernels):
         read(kernel, constants, pointers)
-    blocks = constants | {"BLOCK": chunks.INVERTED_BLOCK_ROWS}
+    blocks = constants | {"BLOCK": solve.INVERTED_BLOCK_ROWS}
     matrix = pointers | {"lower_ptr": "*fp32"}
-    read(chunks.invert_kernel, blocks, matrix)
-    for kernel in (chunks.pairs_kernel, chunks.solve_kernel):
+    read(solve.invert_kernel, blocks, matrix)
+    for kernel in (solve.pairs_kernel, solve.solve_kernel):
         read(kernel, blocks, matrix)
         if dtype == "*bf16":
             read(kernel, blocks | {"PRECISION": "parts"}, matrix)
-    read(delta_decode_kernel, constants | {"DRAFTS": False, "MANY": False}, pointers)
+    read(delta_decode_kernel, constants | {"DRAFTS": False, "SHARES_PROGRAMS": False}, pointers)
     tile = f"tensordesc<bf16[64, 64],{scan_bulk._TILE!r}>"
-    gates = f"tensordesc<fp32[64, 4],{scan_bulk._GATE_TILE!r}>"
+    gates = f"tensordesc<fp32[64, 4],{scan_bulk._DECAY_TILE!r}>"
     blocks = dict.fromkeys(("heads", "reads", "owns", "withins"), tile) | {"decays": gates}
     types = {name: pointers[name] for name in ("memory_ptr", "rows_ptr", "pieces_ptr", "memory_stride", "num_rows")}
     types |= blocks | {"out_ptr": "*bf16"}
-    read(scan_bulk.scan_bulk_kernel, constants | {"STAGES": scan_bulk.STAGES}, types, products=8)
+    for width in (64, 128):
+        sizes = constants | {"D": width, "STAGES": scan_bulk.STAGE_COUNT}
+        read(scan_bulk.scan_bulk_kernel, sizes, types, products=8)
 
 
 def read_direct(gated) -> None:

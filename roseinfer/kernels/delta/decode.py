@@ -12,9 +12,9 @@ from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.delta.inputs import DeltaInputs
 from roseinfer.kernels.delta.tables import PER_STEP, load_drafts, load_row, load_snapshot
 
-# Most rows of a step with prompts that have programs of their own; others share them. A captured step has room for many
-# more rows than it mostly has, and to start a program takes a nanosecond.
-MAX_PROGRAM_ROWS = 64
+# Rows of a step with prompts share so many programs for each head. A captured step has room for many more rows than it
+# mostly has, and to start a program takes a nanosecond.
+MAX_ROW_PROGRAMS = 64
 
 
 @triton.jit
@@ -91,13 +91,13 @@ def delta_decode_kernel(
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     DRAFTS: tl.constexpr,
-    MANY: tl.constexpr,
+    SHARES_PROGRAMS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     head = tl.program_id(1)
-    end = num_rows if MANY else tl.program_id(0) + 1
+    end = num_rows if SHARES_PROGRAMS else tl.program_id(0) + 1
     for row in range(tl.program_id(0), end, tl.num_programs(0)):
         slot, start, first, count = load_row(rows_ptr, row, num_rows)
         if DRAFTS:
@@ -217,8 +217,8 @@ def delta_decode(inputs: DeltaInputs, out: torch.Tensor, *, num_warps: int = 4) 
     num_rows = rows.shape[1]
     if num_rows == 0:
         return
-    many = len(pieces) > 0
-    delta_decode_kernel[(min(num_rows, MAX_PROGRAM_ROWS) if many else num_rows, heads)](
+    shares = len(pieces) > 0
+    delta_decode_kernel[(min(num_rows, MAX_ROW_PROGRAMS) if shares else num_rows, heads)](
         mixed,
         z,
         gates,
@@ -245,7 +245,7 @@ def delta_decode(inputs: DeltaInputs, out: torch.Tensor, *, num_warps: int = 4) 
         TAPS=conv.shape[0],
         RING=window.shape[1],
         DRAFTS=kept is not None,
-        MANY=many,
+        SHARES_PROGRAMS=shares,
         num_warps=num_warps,
         **early_start.options(mixed.device),
     )

@@ -2,31 +2,42 @@
 
 Four warps keep the state of 64 values of a head, transposed, in their registers and multiply it from there. The other
 factors are read from shared memory as the kernels before have written them; a fifth warp has the copy engine bring
-those of the next piece meanwhile. A float32 factor is two of bfloat16, as in `chunks`.
+those of the next piece meanwhile. A float32 factor is two of bfloat16, as in `solve`.
 """
-
-from functools import cache
 
 import torch
 
 from roseinfer.core.support import LARGE_STEPS
 from roseinfer.kernels.common import early_start
-from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
+from roseinfer.kernels.common.availability import multiprocessors
+from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper, thread_barrier
 from roseinfer.kernels.common.triton_support import tl
-from roseinfer.kernels.delta.tables import GATES, SINCE, UNTIL
+from roseinfer.kernels.delta.solve import HIGH_BITS
+from roseinfer.kernels.delta.tables import (
+    DECAY_FIELD_COUNT,
+    NUM_PIECED,
+    PER_STEP,
+    PIECE_FIELD_COUNT,
+    PIECE_TOKENS,
+    PIECED,
+    PIECES_FROM,
+    PIECES_TO,
+    SINCE,
+    SLOT,
+    START,
+    UNTIL,
+)
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 
 # Pieces in shared memory: a third makes no difference.
-PIECE_TOKENS, STAGES = 64, 2
+STAGE_COUNT = 2
 WIDTHS = (64, 128)
 # Tokens of a piece, values of a head that one program computes, columns that the copy engine takes at a time.
 _SIZE: gl.constexpr = gl.constexpr(PIECE_TOKENS)
 _VALUES: gl.constexpr = gl.constexpr(64)
 _COLUMNS: gl.constexpr = gl.constexpr(64)
-_TILE, _GATE_TILE = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(0, 32, 2)
-# Of a float32, those that a bfloat16 has.
-HIGH_BITS: gl.constexpr = gl.constexpr(-(2**16))
+_TILE, _DECAY_TILE = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(0, 32, 2)
 
 
 def scan_in_bulk(width: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -42,14 +53,14 @@ def scan_in_bulk(width: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 @gluon.jit
 def _copy(
-    heads, reads, owns, withins, decays, rows_ptr, pieces_ptr, num_rows, wide, square, gates, full, empty,
+    heads, reads, owns, withins, decays, rows_ptr, pieces_ptr, num_rows, wide, square, narrow, full, empty,
     HK: gl.constexpr, HV: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Run the warp that copies piece after piece."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     PARTS: gl.constexpr = D // _COLUMNS
-    PIECE_BYTES: gl.constexpr = (3 * PARTS + 2) * _SIZE * _COLUMNS * 2 + _SIZE * GATES * 4
+    PIECE_BYTES: gl.constexpr = (3 * PARTS + 2) * _SIZE * _COLUMNS * 2 + _SIZE * DECAY_FIELD_COUNT * 4
     done = 0
     for item in range(gl.program_id(0), _items(rows_ptr, num_rows, HV, D), gl.num_programs(0)):
         _row, head, first_value, begin, end = _item(rows_ptr, num_rows, item, HV, D)
@@ -66,7 +77,7 @@ def _copy(
                 column = head * D + part * _COLUMNS
                 tma.async_copy_global_to_shared(reads, [first, column], ready, wide.index(tile + part))
             tma.async_copy_global_to_shared(owns, [first, head * D + first_value], ready, square.index(2 * stage))
-            tma.async_copy_global_to_shared(decays, [first, head * GATES], ready, gates.index(stage))
+            tma.async_copy_global_to_shared(decays, [first, head * DECAY_FIELD_COUNT], ready, narrow.index(stage))
             for part in gl.static_range(2 * PARTS):
                 column = part // PARTS * HK * D + key + part % PARTS * _COLUMNS  # of queries, then of keys
                 tma.async_copy_global_to_shared(heads, [first, column], ready, wide.index(tile + PARTS + part))
@@ -77,23 +88,23 @@ def _copy(
 @gluon.jit
 def _items(rows_ptr, num_rows, HV: gl.constexpr, D: gl.constexpr):
     """Return the number of items of work: 64 values of a head of a row that has pieces."""
-    return gl.load(rows_ptr + 11 * num_rows) * (HV * D // _VALUES)
+    return gl.load(rows_ptr + NUM_PIECED * num_rows) * (HV * D // _VALUES)
 
 
 @gluon.jit
 def _item(rows_ptr, num_rows, item, HV: gl.constexpr, D: gl.constexpr):
     """Return an item's row, head and first value, and the range of the row's pieces."""
-    row = gl.load(rows_ptr + 10 * num_rows + item // (HV * D // _VALUES))
+    row = gl.load(rows_ptr + PIECED * num_rows + item // (HV * D // _VALUES))
     part = item % (HV * D // _VALUES)
     at = rows_ptr + row
     head, first_value = part // (D // _VALUES), part % (D // _VALUES) * _VALUES
-    return row, head, first_value, gl.load(at + 5 * num_rows), gl.load(at + 6 * num_rows)
+    return row, head, first_value, gl.load(at + PIECES_FROM * num_rows), gl.load(at + PIECES_TO * num_rows)
 
 
 @gluon.jit
 def _piece(pieces_ptr, piece):
     """Return a piece's first token, tokens, and slot of the snapshot after it or -1; see `load_piece`."""
-    at = pieces_ptr + piece * 4
+    at = pieces_ptr + piece * PIECE_FIELD_COUNT
     return gl.load(at + 1), gl.load(at + 2), gl.load(at + 3).to(gl.int64)
 
 
@@ -115,12 +126,12 @@ def _clear(keys, count):
         some = keys.slice(part * QUARTER, QUARTER, dim=0)
         some.store(gl.where((part * QUARTER + token < count)[:, None], some.load(LAYOUT), 0.0))
     hopper.fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit
 def _scan(
-    memory_ptr, rows_ptr, pieces_ptr, out_ptr, memory_stride, num_rows, wide, square, gates, full, empty,
+    memory_ptr, rows_ptr, pieces_ptr, out_ptr, memory_stride, num_rows, wide, square, narrow, full, empty,
     HV: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Run the four warps that hold the state [values, D]. Results of tokens are [values, tokens], too."""
@@ -133,7 +144,9 @@ def _scan(
     STORED: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
     LINES: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     wide = wide._reinterpret(gl.bfloat16, [3 * STAGES, _SIZE, D], gl.NVMMASharedLayout(128, 16, 2))
-    gates = gates._reinterpret(gl.float32, [STAGES, _SIZE, GATES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    narrow = narrow._reinterpret(
+        gl.float32, [STAGES, _SIZE, DECAY_FIELD_COUNT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
     i = gl.arange(0, _SIZE, layout=gl.SliceLayout(0, TOKENS))
     token = gl.arange(0, _SIZE, layout=gl.SliceLayout(0, LINES))
     value = gl.arange(0, _VALUES, layout=gl.SliceLayout(1, STORED))
@@ -142,8 +155,8 @@ def _scan(
     done = 0
     for item in range(gl.program_id(0), _items(rows_ptr, num_rows, HV, D), gl.num_programs(0)):
         row, head, first_value, begin, end = _item(rows_ptr, num_rows, item, HV, D)
-        slot = gl.load(rows_ptr + row).to(gl.int64)
-        start = gl.load(rows_ptr + num_rows + row)
+        slot = gl.load(rows_ptr + SLOT * num_rows + row).to(gl.int64)
+        start = gl.load(rows_ptr + START * num_rows + row)
         memory = memory_ptr + (head * D * D + first_value)
         stored = gl.load(memory + slot * memory_stride + part, mask=(start > 0) & (part >= 0), other=0.0)
         state = gl.convert_layout(stored, STATE)
@@ -156,7 +169,7 @@ def _scan(
             high, low = _parts(-state, LEFT)
             mbarrier.wait(full.index(stage), (done // STAGES) & 1)
             inside = (i < count)[None, :]
-            decays = gates.index(stage).permute((1, 0))
+            decays = narrow.index(stage).permute((1, 0))
             since = gl.where(inside, decays.slice(SINCE, 1).load(TOKENS), 1.0)
             until = gl.where(inside, decays.slice(UNTIL, 1).load(TOKENS), 0.0)
             whole = gl.min(gl.min(since, 1), 0)  # of the piece: nothing grows
@@ -194,7 +207,7 @@ def _scan(
         gl.store(memory + slot * memory_stride + part, gl.convert_layout(state, STORED))
 
 
-@gluon.jit(do_not_specialize=["rows_ptr", "pieces_ptr", "num_rows"])
+@gluon.jit(do_not_specialize=list(PER_STEP))
 def scan_bulk_kernel(
     heads,
     reads,
@@ -213,15 +226,16 @@ def scan_bulk_kernel(
     STAGES: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Compute 64 values of one head of one row after another. Programs stay: to start one takes as long as some pieces.
+    """Compute 64 values of one head of one row, and then of another. A program has several of them, since it takes as
+    long to start as some pieces.
 
-    Shared memory has of each stage, wide: the tiles [_SIZE, D] of `read`, queries and keys. square: `own` and `within`,
-    [_SIZE, 64]. gates: the piece's part of `decays`.
+    Each stage of shared memory has in `wide` the tiles [_SIZE, D] of `read`, queries and keys, in `square` those of
+    `own` and `within` [_SIZE, 64], and in `narrow` the piece's part of `decays`.
     """
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     wide = gl.allocate_shared_memory(gl.bfloat16, [3 * (D // _COLUMNS) * STAGES, _SIZE, _COLUMNS], TILE)
     square = gl.allocate_shared_memory(gl.bfloat16, [2 * STAGES, _SIZE, _COLUMNS], TILE)
-    gates = gl.allocate_shared_memory(gl.float32, [STAGES, _SIZE, GATES], decays.layout)
+    narrow = gl.allocate_shared_memory(gl.float32, [STAGES, _SIZE, DECAY_FIELD_COUNT], decays.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -231,22 +245,17 @@ def scan_bulk_kernel(
     gl.warp_specialize(
         [
             (_scan, (
-                memory_ptr, rows_ptr, pieces_ptr, out_ptr, memory_stride, num_rows, wide, square, gates, full, empty,
+                memory_ptr, rows_ptr, pieces_ptr, out_ptr, memory_stride, num_rows, wide, square, narrow, full, empty,
                 HV, D, STAGES, OVERLAP,
             )),
             (_copy, (
-                heads, reads, owns, withins, decays, rows_ptr, pieces_ptr, num_rows, wide, square, gates, full, empty,
+                heads, reads, owns, withins, decays, rows_ptr, pieces_ptr, num_rows, wide, square, narrow, full, empty,
                 HK, HV, D, STAGES, OVERLAP,
             )),
         ],
         [1],  # warps, and registers per thread, of the second
         [40],
     )  # fmt: skip
-
-
-@cache
-def _multiprocessors(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 def scan_bulk(
@@ -264,13 +273,13 @@ def scan_bulk(
     value_heads, width = memory.shape[1], memory.shape[2]
     num_rows, tile = rows.shape[1], [PIECE_TOKENS, _COLUMNS.value]
     most = num_rows * value_heads * width // _VALUES.value
-    scan_bulk_kernel[(min(most, _multiprocessors(heads.device.index or 0)),)](
+    scan_bulk_kernel[(min(most, multiprocessors(heads.device)),)](
         BulkDescriptor.from_tensor(heads, tile, _TILE),
         BulkDescriptor.from_tensor(read, tile, _TILE),
         BulkDescriptor.from_tensor(own, tile, _TILE),
         BulkDescriptor.from_tensor(within, tile, _TILE),
         # The copy engine wants columns that begin at a multiple of 16 bytes.
-        BulkDescriptor.from_tensor(decays.flatten(1), [PIECE_TOKENS, GATES.value], _GATE_TILE),
+        BulkDescriptor.from_tensor(decays.flatten(1), [PIECE_TOKENS, DECAY_FIELD_COUNT.value], _DECAY_TILE),
         memory,
         rows,
         pieces,
@@ -280,7 +289,7 @@ def scan_bulk(
         HK=(heads.shape[1] // width - value_heads) // 2,
         HV=value_heads,
         D=width,
-        STAGES=STAGES,
+        STAGES=STAGE_COUNT,
         num_warps=4,
         **early_start.options(heads.device),
     )

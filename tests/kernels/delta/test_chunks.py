@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from roseinfer.kernels.delta.chunks import PIECE_TOKENS
-from roseinfer.kernels.delta.decode import MAX_PROGRAM_ROWS
-from roseinfer.state.batch import MAX_PIECE_TOKENS, RowSnapshot
+from roseinfer.kernels.delta import tables
+from roseinfer.kernels.delta.decode import MAX_ROW_PROGRAMS
+from roseinfer.kernels.delta.windows import MAX_WINDOW_PROGRAMS
+from roseinfer.state import batch
+from roseinfer.state.batch import RowSnapshot
 from roseinfer.state.triton_delta import TritonDelta
 from tests.helpers.cases import cases, each_value
 from tests.helpers.delta import DeltaRunner, expected_output
@@ -13,13 +15,18 @@ from tests.kernels.delta.test_decode import DTYPES, check, make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's exponentials
 
+MULTIPROCESSORS = 132  # of an H200
+
 
 def make_runner(group, device, dtype=torch.float32, dim=16):
     return DeltaRunner(TritonDelta, make_spec(group, dim, 1), dtype, device)
 
 
-def test_pieces_fit():
-    assert PIECE_TOKENS == MAX_PIECE_TOKENS
+def test_kernels_read_the_tables_that_are_laid_out():
+    names = ["SLOT", "START", "FIRST", "COUNT", "SNAPSHOT", "PIECES_FROM", "PIECES_TO", "REPLAYED", "DRAFTS"]
+    names += ["SNAPSHOT_AFTER", "PIECED", "NUM_PIECED", "PIECE_FIELD_COUNT"]
+    assert {name: getattr(tables, name).value for name in names} == {name: getattr(batch, name) for name in names}
+    assert tables.PIECE_TOKENS == batch.MAX_PIECE_TOKENS
 
 
 @cases("tokens", [2, 3, 5, 17, 64, 65, 200], exhaustive=range(2, 201))
@@ -95,9 +102,22 @@ def test_decodes_and_chunks_in_one_step(device):
             check(output, expected[id(sequence)][start : start + count])
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_several_rows_a_program(dim, device):
+    """On a GPU a program of the scan computes several of these rows, whose numbers of pieces are odd and even."""
+    count = 2 * MULTIPROCESSORS // 3 if device.type == "cuda" else MAX_WINDOW_PROGRAMS + 2
+    lengths = [2 + 9 * row % 70 for row in range(count)]
+    runner = DeltaRunner(TritonDelta, make_spec(3, dim, 1), torch.bfloat16, device, slots=count)
+    sequences = [runner.sequence(length + 2) for length in lengths]
+    for starts, counts in (([0] * count, lengths), (lengths, [2] * count)):
+        rows = [(sequences[slot][0], slot, starts[slot], tokens) for slot, tokens in enumerate(counts)]
+        for (_, slot, start, tokens), output in zip(rows, runner.run(rows), strict=True):
+            check(output, sequences[slot][1][start : start + tokens])
+
+
 def test_more_rows_than_programs(device):
     spec = make_spec(1, key_heads=1)
-    rows = MAX_PROGRAM_ROWS + 6
+    rows = MAX_ROW_PROGRAMS + 6
     runner = DeltaRunner(TritonDelta, spec, torch.float32, device, slots=rows)
     sequences = [runner.sequence(5) for _ in range(rows)]
     starts = [0] * rows
