@@ -120,6 +120,10 @@ class Option:
             read = WordReader(self.name, reader(self.type))
             group.add_argument(*flags, type=read, metavar=self._metavar(), **common)
 
+    def is_pair(self, value: str) -> bool:
+        """True if the option takes values of the form NAME=PATH, and this is one."""
+        return "=" in value and "=" in (self.metavar or "")
+
     def values(self, found: Any) -> Any:
         """Return the value of what the parser found; for a `many` option, of all its flags."""
         if not self.many:
@@ -303,8 +307,9 @@ class OptionSet:
         """Make the last of several spaced values the positional option, which may follow them, if nothing else is."""
         if getattr(args, _positional(positional)) is not None or hasattr(args, positional) or positional in given:
             return
-        spaced = [getattr(args, name) for name, option in self.options.items() if option.spaced and hasattr(args, name)]
-        several = [found for given_flags in spaced for found in given_flags if len(found) > 1]
+        spaced = [option for name, option in self.options.items() if option.spaced and hasattr(args, name)]
+        found = [(option, values) for option in spaced for values in getattr(args, option.name)]
+        several = [values for option, values in found if len(values) > 1 and not option.is_pair(values[-1])]
         if several:
             setattr(args, _positional(positional), several[-1].pop())
 

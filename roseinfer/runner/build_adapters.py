@@ -1,5 +1,6 @@
 """Construction of a runner's slots for LoRA adapters."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -24,7 +25,8 @@ def adapting_of(config: AdapterConfig, device: torch.device) -> Adapting | None:
 def check_no_adapters(config: AdapterConfig, model: str) -> None:
     """Raise `ConfigError` if adapters are on, for a `model` that has none."""
     if config.enabled:
-        raise ConfigError(f"lora is not supported by {model}, which returns vectors instead of text")
+        what = f"LoRA adapters are not supported by {model}, which returns vectors instead of text"
+        raise ConfigError(f"{what}; leave out {' and '.join(config.given)}")
 
 
 def with_slots(
@@ -40,6 +42,8 @@ def with_slots(
     adapter cannot be used.
     """
     options = config.adapters
+    if options.lora_dir is not None and not os.path.isdir(options.lora_dir):
+        raise ConfigError(f"lora_dir: no such folder {options.lora_dir!r}")
     max_rank = _max_rank(options)
     wanted = slots_bytes(adapting, options.slots, max_rank, model.dtype.itemsize)
     lower = "lower lora_slots or lora_max_rank"

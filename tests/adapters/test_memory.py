@@ -215,11 +215,17 @@ def test_reading_goes_on_after_an_unknown_fault(model: Path, folder: Path, monke
     assert read(driver, "a", folder).error is None
 
 
+def test_a_directory_that_does_not_exist(model: Path, folder: Path, tmp_path: Path) -> None:
+    for wrong in (tmp_path / "missing", folder / "adapter_config.json"):
+        with pytest.raises(ConfigError, match=f"lora_dir: no such folder '{wrong}'"):
+            build(model, lora_dir=str(wrong))
+
+
 def test_models_that_return_vectors_have_no_adapters(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="lora is not supported by LlamaForCausalLM, which returns vectors"):
-        build(model, lora_slots=1, model={"runner": "pooling"})
+    with pytest.raises(ConfigError, match=r"by LlamaForCausalLM, which .+ leave out lora_dir and lora_slots"):
+        build(model, lora_slots=1, lora_dir=str(tmp_path), model={"runner": "pooling"})
     encoder = save_reference(make_encoder(next(iter(ENCODERS.values()))), tmp_path)
-    with pytest.raises(ConfigError, match=r"lora is not supported by .+, which returns vectors"):
+    with pytest.raises(ConfigError, match=r"not supported by .+, which returns vectors"):
         build(encoder, lora_slots=1)
 
 

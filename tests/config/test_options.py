@@ -325,3 +325,28 @@ def test_spaced_values_follow_one_flag_or_several():
     for argv in (["--limits", "a", "b", "--limits", "c"], ["--limits", "a", "--limits=b", "--limits", "c"]):
         assert options.read(parser.parse_args(argv)) == {"limits": ("a", "b", "c")}
     assert options.build(Spaced, {}).limits == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPaths:
+    """Config with a positional option, texts, and values of the form NAME=PATH."""
+
+    name: str = option("anna", "who it is")
+    words: tuple[str, ...] = option((), "which", spaced=True)
+    paths: tuple[str, ...] = option((), "where", metavar="NAME=PATH", spaced=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        (["--words", "a", "b"], {"words": ("a",), "name": "b"}),
+        (["--paths", "a=x", "b"], {"paths": ("a=x",), "name": "b"}),
+        (["--paths", "a=x", "b=y"], {"paths": ("a=x", "b=y")}),
+        (["--words", "a", "b", "--paths", "a=x", "b=y"], {"words": ("a",), "name": "b", "paths": ("a=x", "b=y")}),
+    ],
+)
+def test_the_positional_option_may_follow_spaced_values(argv, given):
+    options = OptionSet(Group(NamedPaths, "named", positional="name"))
+    parser = OptionParser()
+    options.add_to(parser)
+    assert options.read(parser.parse_args(argv)) == given

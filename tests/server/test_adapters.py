@@ -151,6 +151,22 @@ def test_the_routes_of_vllm(loaded: LiveServer) -> None:
     assert loaded.post(UNLOAD, {"lora_name": "bard"}).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (LOAD, {"lora_name": "fake", "lora_path": "verse"}, "lora_name"),
+        (LOAD, {"lora_name": "a\nb", "lora_path": "verse"}, "lora_name"),
+        (LOAD, {"lora_name": "bard", "lora_path": "missing"}, "lora_path"),
+        (UNLOAD, {"lora_name": "bard"}, "lora_name"),
+    ],
+)
+def test_the_routes_of_vllm_name_the_fields_of_vllm(
+    loaded: LiveServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = loaded.post(path, body)
+    assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
+
+
 def test_the_console_offers_it(loaded: LiveServer) -> None:
     with looking(loaded.url) as events:
         assert next(events)[1]["models"] == ["fake", "poet"]

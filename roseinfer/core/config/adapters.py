@@ -39,11 +39,14 @@ class AdapterConfig:
         if not (isfinite(self.lora_host_size) and self.lora_host_size > 0):
             raise ConfigError(f"lora_host_size must be positive, got {self.lora_host_size}")
         _ = self.named
-        given = next(
-            (f.name for f in fields(self) if f.name != "enable_lora" and getattr(self, f.name) != f.default), None
-        )
-        if self.enable_lora is False and given is not None:
-            raise ConfigError(f"{given} needs enable_lora")
+        others = [name for name in self.given if name != "enable_lora"]
+        if self.enable_lora is False and others:
+            raise ConfigError(f"{others[0]} needs enable_lora")
+
+    @property
+    def given(self) -> list[str]:
+        """Return the names of the options that are not at their defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
     @property
     def enabled(self) -> bool:

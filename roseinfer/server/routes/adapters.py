@@ -1,5 +1,7 @@
 """LoRA adapters at run time: /v1/lora_adapters, and vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from roseinfer.core.adapters import Adapter
+from roseinfer.core.errors import InvalidRequestError
 from roseinfer.server.answer_shapes import AdapterCard, AdapterList, DeletedAdapter
 from roseinfer.server.documents import docs
 from roseinfer.server.formats.schemas import LoadAdapterRequest, VllmLoadAdapterRequest, VllmUnloadAdapterRequest
@@ -42,13 +45,15 @@ def add(app: FastAPI, models: ServedModels) -> None:
             if not wanted.load_inplace and service.adapter(wanted.lora_name) is not None:
                 message = f"LoRA adapter {wanted.lora_name!r} is loaded already: set load_inplace to replace it"
                 raise bad_request(message, "lora_name")
-            await _put(models, service, wanted.lora_name, wanted.lora_path)
+            with _fields_of_vllm():
+                await _put(models, service, wanted.lora_name, wanted.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter {wanted.lora_name!r} was loaded.")
 
     async def unload_as_vllm(request: Request) -> Response:
         _, _, body = await models.read(request.scope, request.receive)
         wanted = models.parser.parse(VllmUnloadAdapterRequest, body)
-        await _drop(models, wanted.lora_name)
+        with _fields_of_vllm():
+            await _drop(models, wanted.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter {wanted.lora_name!r} was unloaded.")
 
     def route(path: str, endpoint: Any, method: str, described: dict[str, Any]) -> None:
@@ -76,6 +81,17 @@ def _card(adapter: Adapter, service: Service) -> dict[str, Any]:
         "rank": adapter.rank,
         "bytes": adapter.num_bytes,
     }
+
+
+@contextmanager
+def _fields_of_vllm() -> Iterator[None]:
+    """Let errors name `lora_name` and `lora_path`, as these fields are called in vLLM's bodies."""
+    try:
+        yield
+    except (ApiError, InvalidRequestError) as error:
+        if error.param in ("name", "path"):
+            error.param = f"lora_{error.param}"
+        raise
 
 
 async def _put(models: ServedModels, service: Service, name: str, path: str) -> Adapter:
