@@ -93,6 +93,8 @@ def test_unusable_files_are_named(files, tmp_path):
         {"ssl_certfile": "crt.pem", "ssl_cert_reqs": 3},
         {"root_path": "llm"},
         {"root_path": "/"},
+        {"host": ""},
+        {"host": " "},
     ],
 )
 def test_options_that_do_not_fit(options):

@@ -63,6 +63,8 @@ class DeployConfig:
                 f"engines: {self.engines} is not between min_engines ({self.lower_bound}) and max_engines "
                 f"({self.upper_bound})"
             )
+        if not self.bind.strip():  # to the system, an empty address means all of them
+            raise ConfigError("bind must be an address, got ''; 0.0.0.0 = all addresses")
         _ = self.port_range
 
     @property

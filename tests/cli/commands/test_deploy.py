@@ -28,6 +28,7 @@ def cost(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--bind", ""], "--bind must be an address"),
         (
             ["--engines", "2", "--min-engines", "3"],
             "--engines: 2 is not between --min-engines (3) and --max-engines (2)",
