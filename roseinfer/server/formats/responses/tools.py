@@ -90,12 +90,12 @@ class OfferedTools:
         if not isinstance(tools, list):
             raise bad_request(f"{place}.tools must be a list of tools", "tools")
         self._note_fields(tool, _NAMESPACE_FIELDS)
-        about = tool.get("description")
+        about = _description(tool, place)
         for index, entry in enumerate(tools):
             inner = f"{place}.tools.{index}"
             if not isinstance(entry, dict) or entry.get("type") not in ("function", "custom"):
                 raise bad_request(f"{inner} must be a tool of type 'function' or 'custom'", "tools")
-            self._offer(entry, inner, name, about if isinstance(about, str) else None)
+            self._offer(entry, inner, name, about)
             about = None
 
     def _offer(self, tool: dict[str, Any], place: str, namespace: str | None = None, about: str | None = None) -> None:
@@ -129,19 +129,22 @@ class OfferedTools:
     def _custom(self, tool: dict[str, Any], place: str) -> dict[str, Any]:
         """Return a function of one text. A regex is enforced; a grammar in Lark is only shown to the model."""
         text: dict[str, Any] = {"type": "string"}
-        about = [tool.get("description")]
+        about = [_description(tool, place)]
         wanted = tool.get("format")
         if isinstance(wanted, dict) and wanted.get("type") == "grammar":
             definition = text_field(wanted, "definition", f"{place}.format", "tools")
-            if wanted.get("syntax") == "regex":
+            syntax = wanted.get("syntax")
+            if syntax == "regex":
                 text["pattern"] = f"^(?:{definition})$"
+            elif syntax != "lark":
+                raise bad_request(f"{place}.format.syntax must be 'regex' or 'lark'", "tools")
             else:
                 about.append(f"The input follows this grammar:\n{definition}")
                 self.warnings[f"{place}.format is shown to the model, not enforced"] = None
         elif wanted is not None and wanted != {"type": "text"}:
             raise bad_request(f"{place}.format must be of type 'text' or 'grammar'", "tools")
         schema = {"type": "object", "properties": {_INPUT: text}, "required": [_INPUT], "additionalProperties": False}
-        described = "\n\n".join(part for part in about if isinstance(part, str))
+        described = "\n\n".join(filter(None, about))
         function = {"name": tool.get("name"), "parameters": schema, "strict": True}
         return function | {"description": described} if described else function
 
@@ -175,6 +178,10 @@ class OfferedTools:
         name = text_field(choice, "name", "tool_choice", "tool_choice")
         offered = self.name_of(name, namespace if isinstance(namespace, str) else None)
         return {"type": "function", "function": {"name": offered}}
+
+
+def _description(tool: dict[str, Any], place: str) -> str | None:
+    return None if tool.get("description") is None else text_field(tool, "description", place, "tools")
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:

@@ -380,6 +380,21 @@ def test_the_grammar_of_a_custom_tool() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tool", "place"),
+    [
+        (PATCH | {"description": 5}, "tools.0.description"),
+        (AGENTS | {"description": {"text": "x"}}, "tools.0.description"),
+        (PATCH | {"format": {"type": "grammar", "syntax": "gbnf", "definition": "a"}}, "tools.0.format.syntax"),
+        (PATCH | {"format": {"type": "grammar", "definition": "a"}}, "tools.0.format.syntax"),
+        (PATCH | {"format": {"type": "grammar", "syntax": "regex"}}, "tools.0.format.definition"),
+    ],
+)
+def test_fields_of_tools_that_cannot_be_read(tool: dict[str, Any], place: str) -> None:
+    error = refused(tools=[tool])
+    assert (error.param, error.code) == ("tools", None) and error.message.startswith(f"{place} must be")
+
+
+@pytest.mark.parametrize(
     ("choice", "name"),
     [
         ({"type": "custom", "name": "patch"}, "patch"),
