@@ -1,6 +1,6 @@
 """Ledger of a policy with objectives: its record of each request by stage, and the deadlines of tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Generic, TypeVar
 
@@ -172,6 +172,12 @@ class TpotBatch(Generic[T]):
             self.sum_paces()  # what is left may be smaller than the rounding errors of the sums
         else:
             self._count(track, -1)
+
+    def move_to_end(self, tracks: Iterable[T]) -> None:
+        """Move tracks whose pace has changed to the end, and compute all sums again."""
+        for track in tracks:
+            self._tracks[track.request.request_id] = self._tracks.pop(track.request.request_id)
+        self.sum_paces()
 
     def sum_paces(self) -> None:
         """Compute all sums again."""

@@ -45,8 +45,10 @@ def measure(state: SlackState, now_s: float) -> Rows:
         slacks = [slack + more_s for slack, more_s in zip(slacks, further, strict=True)]
     if slacks and min(slacks) < 0:
         lost = [track for track, slack in zip(tracks, slacks, strict=True) if _is_lost(state, track, slack)]
-        for track in lost:
-            demote(state, track, now_s)
+        for track in lost:  # from now on they decode in spare time
+            state.batch.remove(track)
+            track.is_demoted = True
+            set_aside(state, track, now_s)
         if lost:
             return measure(state, now_s)
     return Rows(tracks, [len(track.tokens) for track in tracks], slacks)
@@ -71,13 +73,6 @@ def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
 def spare_s(state: SlackState, now_s: float) -> float:
     """Return by how many seconds all decoding requests may be delayed, if they make up for it before they end."""
     return min([track.next_due_s - now_s + _makes_up_s(state, track) for track in state.batch], default=inf)
-
-
-def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:
-    """Let a decoding request that cannot keep its objective decode in spare time from now on."""
-    state.batch.remove(track)
-    track.is_demoted = True
-    set_aside(state, track, now_s)
 
 
 def set_aside(state: SlackState, track: SlackTrack, now_s: float) -> None:
@@ -137,14 +132,14 @@ def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
 
 def pace_outlived(state: SlackState, now_s: float) -> None:
     """Set a faster pace for requests with a deadline that have exceeded their expected length."""
-    batch, pace_s = state.batch, state.price.pace_s
-    whole = [(t, t.request.slo) for t in batch if t.end_s < inf]
+    pace_s = state.price.pace_s
+    whole = [(t, t.request.slo) for t in state.batch if t.end_s < inf]
     late = [t for t, slo in whole if t.outputs > t.length - 1 or (t.tpot_s < pace_s and slo and not slo.tpot_s)]
     for track in late:
-        batch.remove(track)
         pace_whole(state, track, now_s)
         state.set_pace(track, now_s, len(track.tokens))
-        batch.add(track)
+    if late:
+        state.batch.move_to_end(late)
 
 
 def likely_error(state: SlackState, track: SlackTrack) -> float:

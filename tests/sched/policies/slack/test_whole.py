@@ -6,6 +6,7 @@ from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths
 from roseinfer.sched.policies.common.ledger import Track
+from roseinfer.sched.policies.slack.deadlines import pace_outlived
 from tests.sched.policies.slack.test_slack import state
 from tests.sched.queues import State
 
@@ -99,6 +100,27 @@ def test_who_outlives_its_length_gets_another_pace(now_s: float, pace_s: float) 
     made.begin()
     assert track.tpot_s == pytest.approx(pace_s, rel=0.01)
     assert track.anchor_s + track.pace_s * len(track.tokens) == pytest.approx(now_s, abs=0.1), "counted from now on"
+
+
+def test_many_that_outlive_their_lengths_in_one_step_are_paced_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their paces become slower one after the other, so each was the fastest before its turn."""
+    made, count = state(), 100
+    requests = [made.run(f"{i}", e2e_s=10.0 + i / 100, predicted=51, first_s=0.001) for i in range(count)]
+    tracks = [decoding(made, request) for request in requests]
+    for request in requests:
+        grow(request, 50)
+    made.policy.state.lengths.left = lambda request, outputs: 30.0
+    read: list[Track] = []
+    pace = Track.step_pace_s.fget
+    assert pace is not None
+    monkeypatch.setattr(Track, "step_pace_s", property(lambda track: read.append(track) or pace(track)))
+    made.now_s = 3.0
+    pace_outlived(made.policy.state, made.now_s)
+    assert 0 < len(read) < 10 * count
+    batch = made.policy.state.batch
+    assert list(batch) == tracks, "in their order"
+    assert batch.smallest_s == pytest.approx(7.0 / 30)
+    assert batch.tokens_per_s == pytest.approx(sum(30 / (7.0 + i / 100) for i in range(count)))
 
 
 def test_the_price_of_a_pace_bounds_it() -> None:
