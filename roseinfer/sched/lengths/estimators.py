@@ -4,6 +4,7 @@ import random
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
 from math import inf
+from operator import itemgetter
 from typing import Protocol
 
 from roseinfer.core.request import Request, Status
@@ -279,7 +280,7 @@ def peak_tokens(rows: Iterable[tuple[float, float]], window: float = inf) -> flo
     if window < inf:
         rows = [(min(used, window), max(0.0, min(left, window - used))) for used, left in rows]
     held, peak = 0.0, 0.0
-    for count, (used, left) in enumerate(sorted(rows, key=lambda row: -row[1]), 1):
+    for count, (used, left) in enumerate(sorted(rows, key=itemgetter(1), reverse=True), 1):
         held += used
         peak = max(peak, held + left * count)
     return peak

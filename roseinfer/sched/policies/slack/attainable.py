@@ -28,12 +28,19 @@ def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float 
     """Return the smallest larger value of the objective `reason` at which no rule objects. Return None if there is
     none: then it depends on when other requests end, or on how many arrive.
     """
+    if machine.seats <= 0 or not machine.has_blocks(track):  # these depend on no objective
+        return None
+    asked = [rule for rule in rules.RULES if rule not in (rules.a_seat, rules.kv_blocks)]
     value_s = max(_least_s(machine, track, reason), getattr(track.request.slo, f"{reason}_s"))
-    for _ in range(MAX_TRIES):
+    for number in range(MAX_TRIES):
         candidate = machine.candidate(_relaxed(machine, track, reason, value_s))
-        if not machine.is_late(candidate) and rules.objection(machine, candidate) is None:
+        if not machine.is_late(candidate) and not any(rule(machine, candidate) for rule in asked):
             return MIN_SAFETY_RATIO * value_s
         value_s *= MIN_SLOWDOWN_RATIO
+        if number == 0:
+            loosest = machine.candidate(_relaxed(machine, track, reason, value_s * MIN_SLOWDOWN_RATIO**MAX_TRIES))
+            if candidate.smallest_s == loosest.smallest_s and rules.time_for_tokens(machine, loosest):
+                return None  # a looser value would only make it lighter
     return None
 
 

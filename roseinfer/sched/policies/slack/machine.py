@@ -167,15 +167,22 @@ class StepMachine:
         free = min([self.blocks, *(pool.free_blocks for pool in view.windows)])
         if not view.running or self.growth + len(track.tokens) + track.length <= free * view.block_size:
             return True
-        rows = [(len(other.tokens), state.left(other)) for other in state.batch]
         again = [other for other in state.preempted.values() if other is not track]
-        rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in again]
+        rows = [*self._decoding, *((len(other.tokens), max(0.0, other.length - other.outputs)) for other in again)]
         starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self.reserved, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.is_promised:  # for a promised request these would be preempted
             rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]
-        return all(
-            peak_tokens(rows, window)
-            <= free_blocks * view.block_size + sum([min(r.planned, window) for r in view.running])
-            for window, free_blocks in ((inf, view.free_blocks), *view.windows)
-        )
+        return all(peak_tokens(rows, window) <= most for window, most in self._capacities)
+
+    @cached_property
+    def _decoding(self) -> list[tuple[int, float]]:
+        """Tokens held and to come of each decoding request with token deadlines."""
+        return [(len(track.tokens), self.state.left(track)) for track in self.state.batch]
+
+    @cached_property
+    def _capacities(self) -> list[tuple[float, float]]:
+        """Each window (inf: none), and the tokens that its group holds for the running requests and new ones."""
+        view, planned = self.view, [request.planned for request in self.view.running]
+        groups = ((inf, view.free_blocks), *view.windows)
+        return [(window, free * view.block_size + sum([min(p, window) for p in planned])) for window, free in groups]

@@ -161,7 +161,7 @@ class SlackPolicy:
         state.backlog.remove(track)
         state.preempted.pop(request.request_id, None)
         state.growth += track.length
-        self._add_demand(track, now_s)
+        state.demand = state.demand_with(state.demand, track, state.to_fill_s(track), now_s)
         unpriced_s = state.decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
         state.tenants.charge(request.tenant, track.work_s + unpriced_s, now_s)
         left = len(track.tokens) - request.computed
@@ -246,14 +246,9 @@ class SlackPolicy:
             rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, state.cost.params.experts is not None
         )
         for track in filling:
-            self._add_demand(track, now_s)
+            state.demand = state.demand_with(state.demand, track, state.to_fill_s(track), now_s)
         for track in tracks:
             state.set_pace(track, track.paced_s, track.paced_tokens)
-
-    def _add_demand(self, track: SlackTrack, now_s: float) -> None:
-        """Add a started request to the demand."""
-        state = self.state
-        state.demand = state.demand_with(state.demand, track, state.to_fill_s(track), now_s)
 
     # --- what others ask ----------------------------------------------------------------------------------------
     def forecast(self, request: Request) -> Forecast:

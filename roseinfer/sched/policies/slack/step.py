@@ -108,14 +108,10 @@ class SlackStep:
                 room_s = min(room_s, MAX_SPARE_SHARE * spare_s)
         state = self._state
         first = {track.request.request_id for track in state.batch if track.least_tokens > 1}
-        if state.plan.drafts:
-            first.update(self._late())
+        if state.plan.drafts:  # with more drafts than others, late requests catch up
+            tracks = zip(self._measured.tracks, self._measured.slacks, strict=True)
+            first |= {t.request.request_id for t, slack_s in tracks if slack_s < (t.tokens_per_step - 1) * t.pace_s}
         return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
-
-    def _late(self) -> list[str]:
-        """Return the requests whose next token is late: with more drafts than others they catch up."""
-        tracks = zip(self._measured.tracks, self._measured.slacks, strict=True)
-        return [t.request.request_id for t, slack_s in tracks if slack_s < (t.tokens_per_step - 1) * t.pace_s]
 
     def _least_s(self) -> float:
         """Return the smallest slack. With planned drafts a row that had bad luck may catch up in later steps."""

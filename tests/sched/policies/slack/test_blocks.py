@@ -7,6 +7,7 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policy import Decision, Preempting, Queued
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.sched.policies.slack.test_slack import state
@@ -129,6 +130,28 @@ def submit(core: EngineCore, name: str, prompt: int, *, length: int, slo: Slo | 
             1,
         )
     )
+
+
+def test_rejections_for_lack_of_blocks_estimate_the_running_requests_once() -> None:
+    """Blocks depend on no objective, and on the same running requests for all rejections."""
+    asked: list[str] = []
+
+    class Counted(OracleLengths):
+        def left(self, request: Request, outputs: int) -> float:
+            asked.append(request.request_id)
+            return super().left(request, outputs)
+
+    made = state(lengths=Counted(), free_blocks=100)
+    for i in range(10):
+        held(made, f"{i}", 10, tpot_s=0.050, predicted=200)
+    for i in range(50):
+        made.wait(f"late{i}", 32, ttft_s=0.001 * (1 + i % 3), predicted=1000)
+    asked.clear()
+    made.now_s = 0.2
+    rejections = made.rejected(made.begin())
+    assert len(rejections) == 50
+    assert {rejection.attainable_s for rejection in rejections.values()} == {None}
+    assert len(asked) < 10 * 10
 
 
 # --- those that had some and were put out -------------------------------------------------------------------------
