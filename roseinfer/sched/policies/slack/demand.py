@@ -54,7 +54,9 @@ class Demand:
         rows = []
         for h in [smallest_s * horizon for horizon in HORIZON_PACES]:
             decoding = sum([(h - s) * w for s, w, _ in requests if s < h]) / h
-            steps = max([least, *[_paced(s, h) / pace_s for s, _, pace_s in requests]])
+            # A request needs its pace in the rest of the horizon, where half of its slack counts.
+            rates = [(h / (2 * s) if s >= h else 1 - s / (2 * h) if s > 0 else 1) / p for s, _, p in requests]
+            steps = max([least, *rates])
             visits = sum([(h - s) / p for s, _, p in requests if s < h]) / h if experts else 0.0
             rows.append((h, decoding, 0.0, steps, visits))
         return cls(rows, arriving)
@@ -99,10 +101,3 @@ class Demand:
             for _, decoding, prompts, steps, visits in self._rows[SHORT_COUNT:]
             for constant, rows in [cost.step_shares(steps, visits, MAX_CONSTANT_SHARE)]
         ]
-
-
-def _paced(slack: float, horizon_s: float) -> float:
-    """Return the share of the horizon in which a request needs its pace, if half of its slack counts."""
-    if slack < horizon_s:
-        return 1 - max(0.0, slack) / (2 * horizon_s)
-    return horizon_s / (2 * slack)
