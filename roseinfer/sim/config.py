@@ -21,6 +21,9 @@ CONSTANTS = (
     *("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"),
     *("expert_us", "num_experts", "num_experts_per_tok"),
 )
+MAX_COST_VALUE = 1e12  # of these and similar options: a step of 30 years
+MIN_CV, MAX_CV = 1e-3, 1e3
+MIN_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO = 1e-6, 1e6
 _WINDOW = re.compile(r"(\d+):(\d+)(?::(0?\.\d+|0|1))?")
 LENGTHS = ("predictor", "oracle", "none")
 
@@ -68,8 +71,10 @@ class WorkloadConfig:
     json: str | None = option(None, "write the result to this file", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_requests", "input_len_min", "output_len_min", "cv", "trace_seconds", "trace_speed")
+        check_positive(self, "num_requests", "input_len_min", "output_len_min", "trace_seconds", "trace_speed")
         check_positive(self, "predictor_rmse")
+        if not MIN_CV <= self.cv <= MAX_CV:
+            raise ConfigError(f"cv must be within [{MIN_CV:g}, {MAX_CV:g}], got {self.cv}")
         if not (isfinite(self.request_rate) and self.request_rate >= 0):
             raise ConfigError(f"request_rate must be 0 or positive, and finite, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
@@ -125,7 +130,11 @@ class SweepConfig:
     plot: str | None = option(None, "draw goodput and adherence against load", metavar="FILE", written=True)
 
     def __post_init__(self) -> None:
-        check_positive(self, "seeds", "slowdown", "jobs")
+        check_positive(self, "seeds", "jobs")
+        if not MIN_SLOWDOWN_RATIO <= self.slowdown <= MAX_SLOWDOWN_RATIO:
+            raise ConfigError(
+                f"slowdown must be within [{MIN_SLOWDOWN_RATIO:g}, {MAX_SLOWDOWN_RATIO:g}], got {self.slowdown}"
+            )
         if not 0 < self.target < 1:
             raise ConfigError(f"target must be between 0 and 1, got {self.target}")
 
@@ -184,8 +193,8 @@ class CostConfig:
     def __post_init__(self) -> None:
         for name in (*CONSTANTS, "load_us", "store_us", "noise", "state_us"):
             value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} must not be negative, got {value}")
+            if value is not None and not 0 <= value <= MAX_COST_VALUE:
+                raise ConfigError(f"{name} must be within [0, {MAX_COST_VALUE:g}], got {value}")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0, since time would not advance")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")

@@ -1,8 +1,9 @@
 """TOML tables with checked values: an error names the file, the table and the key."""
 
 from collections.abc import Callable, Sequence
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
+from sys import float_info
 from typing import Any, NoReturn
 
 from roseinfer.core.errors import ConfigError
@@ -105,4 +106,4 @@ class TomlTable:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max

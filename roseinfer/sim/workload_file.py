@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, PeriodicStalls
 from roseinfer.sim.arrivals import TraceRequest, read_trace
-from roseinfer.sim.config import CONSTANTS, CostConfig
+from roseinfer.sim.config import CONSTANTS, MAX_CV, MIN_CV, CostConfig
 from roseinfer.sim.distributions import (
     ArrivalProcess,
     Bimodal,
@@ -285,7 +285,7 @@ def _steps(table: TomlTable) -> Steps:
 
 _PROCESSES: Mapping[str, Callable[[TomlTable], ArrivalProcess]] = {
     "poisson": lambda table: Gamma(),
-    "gamma": lambda table: Gamma(table.positive("cv")),
+    "gamma": lambda table: Gamma(table.number("cv", least=MIN_CV, most=MAX_CV)),
     "onoff": lambda table: OnOff(table.positive("on_s"), table.number("off_s")),
     "steps": _steps,
     "trace": lambda table: Replayed([line.at_s for line in _traced(table)]),

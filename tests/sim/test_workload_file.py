@@ -177,7 +177,11 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
         ("ttft_ms = 1000", 'hints = { kind = "true" }', "hints.kind: must be one of absent, exact, noisy"),
         ("ttft_ms = 1000", 'hints = { kind = "noisy" }', "classes.a.hints.rmse: is missing"),
         ("ttft_ms = 1000", 'hints = { kind = "exact", rmse = 3 }', "hints.rmse: is unknown; use kind$"),
-        ("ttft_ms = 1000", 'arrivals = { process = "gamma", cv = -1 }', "arrivals.cv: must be a number above 0"),
+        (
+            "ttft_ms = 1000",
+            'arrivals = { process = "gamma", cv = 1e-300 }',
+            "arrivals.cv: must be a number of at least 0.001 and at most 1000, got 1e-300",
+        ),
         ("ttft_ms = 1000", 'arrivals = { process = "steps", factors = [1, 0] }', "factors: must be a list of positive"),
         ("ttft_ms = 1000", 'arrivals = { process = "trace", file = "no.csv" }', "arrivals.file: no such file"),
         (PROMPTS, "", "classes.a.prompts: is missing"),
@@ -207,7 +211,8 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
             "[machine]\nsetup = 'scorpio-8b'\nrow_us = 1\n[classes.a]",
             "row_us: the setup already sets",
         ),
-        ("\n[classes.a]", "[machine]\nnoise = -1\n[classes.a]", "machine.noise: must not be negative"),
+        ("\n[classes.a]", "[machine]\nnoise = -1\n[classes.a]", "machine.noise: must be within"),
+        ("\n[classes.a]", f"rate = {10**400}\n[classes.a]", "rate: must be a number of at least 0, got 1000"),
         ("\n[classes.a]", "[machine]\nblock_size = 24\n[classes.a]", "machine.block_size: must be a power of two"),
         (
             "\n[classes.a]",

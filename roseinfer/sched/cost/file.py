@@ -10,7 +10,6 @@ windows or recurrent states: the fields of `ContextReads`.
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from roseinfer.sched.cost.params import CostParams
 SECONDS_FIELDS = tuple(f.name for f in fields(CostParams) if f.type is float and f.name != "expert_s")
 # Fields that a file may lack, with their defaults.
 DEFAULTS = {name: getattr(CostParams(), name) for name in ("chunk_context_s", "load_s", "store_s")}
+MAX_COST_S = 1e9  # of a constant: 30 years
 _MAX_ROUNDING_SHARE = 1e-9  # by which shares may add up to more than 1
 # A file has all of these fields or none.
 EXPERT_FIELDS = ("expert_s", "num_experts", "num_experts_per_tok")
@@ -89,8 +89,8 @@ def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
         raise ConfigError(f"{path}: a cost model needs {', '.join(names)}, got {', '.join(sorted(cost))}")
     for name in (name for name in names if name not in EXPERT_FIELDS[1:]):
         value = cost[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value >= 0):
-            raise ConfigError(f"{path}: {name} must be seconds, 0 or more, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_COST_S:
+            raise ConfigError(f"{path}: {name} must be seconds within [0, {MAX_COST_S:g}], got {value!r}")
     values: dict[str, Any] = {name: float(cost[name]) for name in SECONDS_FIELDS}
     if EXPERT_FIELDS in groups:
         values |= {

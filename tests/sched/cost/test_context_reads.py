@@ -148,6 +148,13 @@ def test_a_file_with_other_reads_is_refused(tmp_path: Path, reads: object) -> No
         read_cost(written(tmp_path, {"cost": cost}))
 
 
+@pytest.mark.parametrize("step_s", [-1.0, 1e305, 10**400, "1", True])
+def test_a_file_with_another_duration_is_refused(tmp_path: Path, step_s: object) -> None:
+    cost = cost_as_json(COST)["cost"] | {"step_s": step_s}
+    with pytest.raises(ConfigError, match="step_s must be seconds within"):
+        read_cost(written(tmp_path, {"cost": cost}))
+
+
 def test_an_older_file_of_the_model_is_a_first_guess(tmp_path: Path) -> None:
     options = options_of(scheduler_config(scheduling_policy="slack", cost_model=written(tmp_path, cost_as_json(COST))))
     known = Estimates.of(options, reads=STATES).cost
