@@ -9,6 +9,7 @@ import pytest
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.promise import Promise
+from roseinfer.core.request import Request
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.priced.machine import Machine
 from roseinfer.router.base import RoutingRequest
@@ -50,6 +51,20 @@ def state(cost: CostParams = COST, **options: int) -> State:
 
 def requests(mix: RequestMix, rate: float, count: int, seed: int = 0) -> list[Arrival]:
     return mix.requests(poisson(rate, count, seed), seed)
+
+
+def test_a_step_looks_at_each_started_prompt_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The price of experts for each of them depends on the tokens of all."""
+    made, count = state(), 50
+    for i in range(count):
+        made.start(made.wait(str(i), 100, ttft_s=60.0, tpot_s=0.2))
+    made.wait("waits", 100, ttft_s=60.0, tpot_s=0.2)
+    read: list[Request] = []
+    remaining = Request.remaining.fget
+    assert remaining is not None
+    monkeypatch.setattr(Request, "remaining", property(lambda request: read.append(request) or remaining(request)))
+    made.begin()
+    assert count < len(read) < 20 * count
 
 
 # --- one step -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class StepMachine:
         self.smallest_s = state.smallest_s
         self.usable_share = cache(state.usable_share)
         self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
-        self.prompts = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
+        self.prompts = sorted([(t.due_s, state.to_fill_s(t, self.beside)) for t in filling if t.is_promised])
         self._demand_with: tuple[WaitingCandidate, Demand] | None = None
 
     @property

@@ -157,17 +157,18 @@ class SlackPolicy:
 
     def _admitted(self, track: SlackTrack, now_s: float) -> None:
         """Record that a request started. Its first row is planned, and `to_fill_s` is the rest of its prompt."""
-        state, request, p = self.state, track.request, self.state.params
+        state, request, p, beside = self.state, track.request, self.state.params, self.state.beside
         state.backlog.remove(track)
         state.preempted.pop(request.request_id, None)
         state.growth += track.length
-        state.demand = state.demand_with(state.demand, track, state.to_fill_s(track), now_s)
+        fill_s = state.to_fill_s(track, beside)
+        state.demand = state.demand_with(state.demand, track, fill_s, now_s)
         unpriced_s = state.decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
         state.tenants.charge(request.tenant, track.work_s + unpriced_s, now_s)
         left = len(track.tokens) - request.computed
-        state.arrive(state.to_fill_s(track) + p.experts_s(left, state.beside), now_s)
+        state.arrive(fill_s + p.experts_s(left, beside), now_s)
         if request.slo is None:
-            whole_s = p.prefill_s(request.computed, left, state.beside)
+            whole_s = p.prefill_s(request.computed, left, beside)
             state.rest_again_s = now_s + max(state.tuning.idle_limit_s, whole_s / state.tuning.rest_share)
 
     def _ended(self, track: SlackTrack, event: Ended) -> None:
@@ -223,7 +224,7 @@ class SlackPolicy:
     def _refresh(self, rows: Rows, now_s: float) -> None:
         """Recompute prices and the demand of running requests at intervals; starts in between are added."""
         state, tracks = self.state, list(self.state.batch)
-        filling = state.ledger.filling.values()
+        filling, beside = state.ledger.filling.values(), state.beside
         smallest_s = state.smallest_s
         if state.price.update(now_s, state.usable_share(smallest_s), state.cost_tangent):
             state.backlog.sort_by_price(state.is_affordable)
@@ -246,7 +247,7 @@ class SlackPolicy:
             rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, state.cost.params.experts is not None
         )
         for track in filling:
-            state.demand = state.demand_with(state.demand, track, state.to_fill_s(track), now_s)
+            state.demand = state.demand_with(state.demand, track, state.to_fill_s(track, beside), now_s)
         for track in tracks:
             state.set_pace(track, track.paced_s, track.paced_tokens)
 

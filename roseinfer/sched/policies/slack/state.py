@@ -125,11 +125,10 @@ class SlackState:
         """Return the time of a prompt on an idle machine."""
         return self.params.step_s + self.params.prefill_s(0, tokens)
 
-    def to_fill_s(self, track: Track) -> float:
-        """Return the machine time of the rest of a running request's prompt."""
-        request = track.request
-        beside = max(0.0, self.beside - request.remaining)
-        return self.params.prefill_s(request.planned, request.remaining, beside)
+    def to_fill_s(self, track: Track, beside: float) -> float:
+        """Return the machine time of the rest of a running request's prompt. `beside`: as in the property."""
+        request, left = track.request, track.request.remaining
+        return self.params.prefill_s(request.planned, left, max(0.0, beside - left))
 
     def alone_s(self, track: Track) -> float:
         """Return the time of a step with this request alone."""
