@@ -235,6 +235,8 @@ def _thinking(config: ThinkingConfig) -> dict[str, Any]:
     if config.type == "enabled":
         if config.budget_tokens is None:
             raise bad_request("thinking.budget_tokens must be given", "thinking.budget_tokens")
+        if config.budget_tokens < 0:  # to a chat, -1 is unlimited
+            raise bad_request("thinking.budget_tokens must not be negative", "thinking.budget_tokens")
         return {"thinking_token_budget": config.budget_tokens}
     if config.budget_tokens is not None:
         raise bad_request("thinking.budget_tokens needs thinking of type enabled", "thinking.budget_tokens")

@@ -204,6 +204,7 @@ def test_a_thread_is_refused_with_the_code_that_clients_go_on_after(thread: dict
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 10}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"system": 5}, "system"),
