@@ -173,6 +173,12 @@ class TpotBatch(Generic[T]):
         else:
             self._count(track, -1)
 
+    def remove_all(self, tracks: Iterable[T]) -> None:
+        """Remove several tracks, and compute all sums again."""
+        for track in tracks:
+            del self._tracks[track.request.request_id]
+        self.sum_paces()
+
     def move_to_end(self, tracks: Iterable[T]) -> None:
         """Move tracks whose pace has changed to the end, and compute all sums again."""
         for track in tracks:

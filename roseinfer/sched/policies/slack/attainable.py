@@ -32,15 +32,15 @@ def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float 
         return None
     asked = [rule for rule in rules.RULES if rule not in (rules.a_seat, rules.kv_blocks)]
     value_s = max(_least_s(machine, track, reason), getattr(track.request.slo, f"{reason}_s"))
-    for number in range(MAX_TRIES):
+    loosest = machine.candidate(_relaxed(machine, track, reason, value_s * MIN_SLOWDOWN_RATIO**MAX_TRIES))
+    has_time = not rules.time_for_tokens(machine, loosest)
+    for _ in range(MAX_TRIES):
         candidate = machine.candidate(_relaxed(machine, track, reason, value_s))
         if not machine.is_late(candidate) and not any(rule(machine, candidate) for rule in asked):
             return MIN_SAFETY_RATIO * value_s
         value_s *= MIN_SLOWDOWN_RATIO
-        if number == 0:
-            loosest = machine.candidate(_relaxed(machine, track, reason, value_s * MIN_SLOWDOWN_RATIO**MAX_TRIES))
-            if candidate.smallest_s == loosest.smallest_s and rules.time_for_tokens(machine, loosest):
-                return None  # a looser value would only make it lighter
+        if not has_time and candidate.smallest_s == loosest.smallest_s:
+            return None  # a looser value would only make it lighter
     return None
 
 

@@ -6,7 +6,7 @@ from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths
 from roseinfer.sched.policies.common.ledger import Track
-from roseinfer.sched.policies.slack.deadlines import pace_outlived
+from roseinfer.sched.policies.slack.deadlines import measure, pace_outlived
 from tests.sched.policies.slack.test_slack import state
 from tests.sched.queues import State
 
@@ -100,6 +100,22 @@ def test_who_outlives_its_length_gets_another_pace(now_s: float, pace_s: float) 
     made.begin()
     assert track.tpot_s == pytest.approx(pace_s, rel=0.01)
     assert track.anchor_s + track.pace_s * len(track.tokens) == pytest.approx(now_s, abs=0.1), "counted from now on"
+
+
+def test_many_that_are_lost_in_one_step_leave_the_batch_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a pace of its own, so each is the fastest before it leaves."""
+    made, count = state(), 100
+    for i in range(count):
+        decoding(made, made.run(f"{i}", e2e_s=10.0 + i / 100, predicted=51, first_s=0.001))
+    kept = decoding(made, made.run("kept", e2e_s=1000.0, predicted=51, first_s=0.001))
+    read: list[Track] = []
+    pace = Track.step_pace_s.fget
+    assert pace is not None
+    monkeypatch.setattr(Track, "step_pace_s", property(lambda track: read.append(track) or pace(track)))
+    measure(made.policy.state, 20.0)
+    assert 0 < len(read) < 20 * count
+    batch = made.policy.state.batch
+    assert list(batch) == [kept] and batch.tokens_per_s == pytest.approx(1 / batch.smallest_s)
 
 
 def test_many_that_outlive_their_lengths_in_one_step_are_paced_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
