@@ -122,7 +122,7 @@ class Option:
 
     def is_pair(self, value: str) -> bool:
         """True if the option takes values of the form NAME=PATH, and this is one."""
-        return "=" in value and "=" in (self.metavar or "")
+        return "=" in (self.metavar or "") and "=" in value and "/" not in value.partition("=")[0]
 
     def values(self, found: Any) -> Any:
         """Return the value of what the parser found; for a `many` option, of all its flags."""

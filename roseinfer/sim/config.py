@@ -21,7 +21,7 @@ CONSTANTS = (
     *("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"),
     *("expert_us", "num_experts", "num_experts_per_tok"),
 )
-MAX_COST_VALUE = 1e12  # of these and similar options: a step of 30 years
+MAX_COST_VALUE = 1e12  # of these and similar options, in the unit of each: larger ones overflow
 MIN_CV, MAX_CV = 1e-3, 1e3
 MIN_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO = 1e-6, 1e6
 _WINDOW = re.compile(r"(\d+):(\d+)(?::(0?\.\d+|0|1))?")

@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 
 from roseinfer.core.errors import ConfigError
 
+# Numbers beyond these overflow when they are multiplied, or never end.
+MIN_POSITIVE_NUMBER, MAX_NUMBER = 1e-9, 1e12
+
 
 class TomlTable:
     """One table of a TOML file. Methods return checked values, and `end` rejects keys that were not read."""
@@ -36,17 +39,21 @@ class TomlTable:
             self.fail(key, "is missing")
         return default[0]
 
-    def number(self, key: str, *default: Any, least: float = 0.0, above: float = -inf, most: float = inf) -> Any:
-        """Read a finite number of at least `least`, above `above`, and at most `most`; or the default."""
+    def number(self, key: str, *default: Any, least: float = 0.0, above: float = -inf, most: float = MAX_NUMBER) -> Any:
+        """Read a number of at least `least`, above `above`, and at most `most`; or the default."""
         value = self.take(key, *default)
         if default and value is default[0]:
             return value
         if not is_number(value) or not (least <= value <= most and value > above):
             limit = f"above {above:g}" if above >= least else f"of at least {least:g}"
-            self.fail(key, f"must be a number {limit}{f' and at most {most:g}' if most < inf else ''}, got {value!r}")
+            too_large = is_number(value) and value > most
+            limit += f" and at most {most:g}" if most < MAX_NUMBER or too_large else ""
+            self.fail(key, f"must be a number {limit}, got {value!r}")
+        if 0 < value < MIN_POSITIVE_NUMBER:
+            self.fail(key, f"must not be so close to 0, got {value!r}")
         return value
 
-    def positive(self, key: str, *default: Any, most: float = inf) -> Any:
+    def positive(self, key: str, *default: Any, most: float = MAX_NUMBER) -> Any:
         return self.number(key, *default, above=0.0, most=most)
 
     def count(self, key: str, *default: Any, least: int = 1) -> Any:

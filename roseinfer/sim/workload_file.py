@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, PeriodicStalls
 from roseinfer.sim.arrivals import TraceRequest, read_trace
-from roseinfer.sim.config import CONSTANTS, MAX_CV, MIN_CV, CostConfig
+from roseinfer.sim.config import CONSTANTS, MAX_CV, MAX_SLOWDOWN_RATIO, MIN_CV, MIN_SLOWDOWN_RATIO, CostConfig
 from roseinfer.sim.distributions import (
     ArrivalProcess,
     Bimodal,
@@ -33,6 +33,8 @@ from roseinfer.sim.toml_table import TomlTable, is_number
 from roseinfer.sim.workload import Arrival, LengthHints, SharedPrefixes, TrafficClass, Workload
 
 SEATS = ("max_num_seqs", "max_num_batched_tokens")
+# Beyond these, draws overflow; and stalls, of which each is an event, take longer than a run.
+MAX_SIGMA, MIN_ALPHA, MAX_ZIPF_EXPONENT, MIN_STALL_PERIOD_S = 50.0, 0.1, 10.0, 1e-3
 MIN_LIKELY_SHARE = 0.01  # share of a distribution within its bounds; the rest is drawn again
 _MACHINE = tuple(f.name for f in fields(CostConfig) if f.name != "cost")
 _COPIES = ("load_us", "store_us")
@@ -147,7 +149,7 @@ def _over(machine: Machine, config: CostConfig, given: Mapping[str, Any], cost_f
 
 
 def _stalls(table: TomlTable) -> PeriodicStalls:
-    every_s, lasts_s = table.positive("every_s"), table.positive("lasts_s")
+    every_s, lasts_s = table.number("every_s", least=MIN_STALL_PERIOD_S), table.positive("lasts_s")
     if lasts_s >= every_s:
         table.fail("lasts_s", f"must be below every_s, {every_s:g}, got {lasts_s:g}")
     table.end()
@@ -162,7 +164,12 @@ def _slowdown(table: TomlTable) -> tuple[tuple[float, float], ...]:
     found = []
     for number, entry in enumerate(content):
         part = table.within(f"slowdown[{number}]", entry)
-        found.append((float(part.number("at_s")), float(part.positive("factor"))))
+        found.append(
+            (
+                float(part.number("at_s")),
+                float(part.number("factor", least=MIN_SLOWDOWN_RATIO, most=MAX_SLOWDOWN_RATIO)),
+            )
+        )
         part.end()
     if found != sorted(found, key=lambda entry: entry[0]):
         table.fail("slowdown", "must be in order of at_s")
@@ -208,7 +215,7 @@ def _prefixes(table: TomlTable) -> SharedPrefixes:
         table.count("tokens"),
         table.positive("share", 1.0, most=1.0),
         table.count("number", 1),
-        float(table.number("zipf", 0.0)),
+        float(table.number("zipf", 0.0, most=MAX_ZIPF_EXPONENT)),
         table.flag("in_front", False),
         table.text("pool", ""),
     )
@@ -234,14 +241,19 @@ def _uniform(table: TomlTable) -> Uniform:
 
 def _log_normal(table: TomlTable) -> LogNormal:
     found = LogNormal(
-        table.positive("median"), table.number("sigma"), table.count("low", 1), table.positive("high", inf)
+        table.positive("median"),
+        table.number("sigma", most=MAX_SIGMA),
+        table.count("low", 1),
+        table.positive("high", inf),
     )
     _check_likely(table, found, f"low and high, {found.low:g} and {found.high:g}")
     return found
 
 
 def _pareto(table: TomlTable) -> Pareto:
-    found = Pareto(table.number("least", least=1.0), table.positive("alpha"), table.positive("high", inf))
+    found = Pareto(
+        table.number("least", least=1.0), table.number("alpha", least=MIN_ALPHA), table.positive("high", inf)
+    )
     _check_likely(table, found, f"high, {found.high:g}")
     return found
 
@@ -278,9 +290,14 @@ def _process(table: TomlTable) -> ArrivalProcess:
 
 def _steps(table: TomlTable) -> Steps:
     factors = table.take("factors")
-    if not isinstance(factors, list) or not factors or not all(is_number(part) and part > 0 for part in factors):
-        table.fail("factors", f"must be a list of positive numbers, got {factors!r}")
+    if not isinstance(factors, list) or not factors or not all(map(_is_factor, factors)):
+        limits = f"within [{MIN_SLOWDOWN_RATIO:g}, {MAX_SLOWDOWN_RATIO:g}]"
+        table.fail("factors", f"must be a list of numbers {limits}, got {factors!r}")
     return Steps(tuple(map(float, factors)))
+
+
+def _is_factor(value: Any) -> bool:
+    return is_number(value) and MIN_SLOWDOWN_RATIO <= value <= MAX_SLOWDOWN_RATIO
 
 
 _PROCESSES: Mapping[str, Callable[[TomlTable], ArrivalProcess]] = {

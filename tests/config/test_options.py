@@ -342,6 +342,7 @@ class NamedPaths:
         (["--words", "a", "b"], {"words": ("a",), "name": "b"}),
         (["--paths", "a=x", "b"], {"paths": ("a=x",), "name": "b"}),
         (["--paths", "a=x", "b=y"], {"paths": ("a=x", "b=y")}),
+        (["--paths", "a=x", "runs/b=y"], {"paths": ("a=x",), "name": "runs/b=y"}),
         (["--words", "a", "b", "--paths", "a=x", "b=y"], {"words": ("a",), "name": "b", "paths": ("a=x", "b=y")}),
     ],
 )

@@ -45,7 +45,7 @@ class AdapterConfig:
 
     @property
     def given(self) -> list[str]:
-        """Return the names of the options that are not at their defaults."""
+        """Names of the options that are not at their defaults."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
     @property

@@ -225,6 +225,9 @@ class ProfileConfig:
         return tuple(sorted(self.profile_start)) or (64,)
 
 
+MAX_PRICED_FACTOR = 1e6  # on step times
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedConfig:
     """Engines of device `priced`: no model, and step times from a cost model."""
@@ -241,11 +244,12 @@ class PricedConfig:
     )
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.noise) and self.noise >= 0):
-            raise ConfigError(f"noise must not be negative, got {self.noise}")
+        if not 0 <= self.noise <= MAX_PRICED_FACTOR:
+            raise ConfigError(f"noise must be within [0, {MAX_PRICED_FACTOR:g}], got {self.noise}")
         if not (isfinite(self.mean_output_len) and self.mean_output_len >= 1):
             raise ConfigError(f"mean_output_len must be 1 or more, got {self.mean_output_len}")
-        _ = self.slow_list
+        if max(self.slow_list, default=0.0) > MAX_PRICED_FACTOR:
+            raise ConfigError(f"slow must not exceed {MAX_PRICED_FACTOR:g}, got {self.slow}")
 
     @property
     def slow_list(self) -> tuple[float, ...]:

@@ -127,7 +127,7 @@ class ServerConfig:
         if self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be -1 (no limit) or more, got {self.max_logprobs}")
         if not self.host.strip():  # to the system, an empty address means all of them
-            raise ConfigError("host must be an address, got ''; 0.0.0.0 = all addresses")
+            raise ConfigError(f"host must be an address, got {self.host!r}; 0.0.0.0 = all addresses")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
         if self.uds is not None:

@@ -64,7 +64,7 @@ class DeployConfig:
                 f"({self.upper_bound})"
             )
         if not self.bind.strip():  # to the system, an empty address means all of them
-            raise ConfigError("bind must be an address, got ''; 0.0.0.0 = all addresses")
+            raise ConfigError(f"bind must be an address, got {self.bind!r}; 0.0.0.0 = all addresses")
         _ = self.port_range
 
     @property
