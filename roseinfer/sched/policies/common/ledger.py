@@ -136,15 +136,16 @@ def is_filled(request: Request) -> bool:
 class TpotBatch(Generic[T]):
     """Decoding requests with a TPOT objective, with sums over them that adding and removing keep up to date.
 
-    `smallest_s`: smallest `step_pace_s`, inf without any. `tokens_per_s`: rows that all of these need per second.
-    `context_per_s`: context tokens that have to be read for these, at each request's expected mean length.
+    Without the tightest request, sums are computed again when they are read: what is left of them may be smaller than
+    their rounding errors.
     """
 
     def __init__(self, reads: ContextReads = WHOLE_CONTEXT) -> None:
         self._reads = reads
         self._tracks: dict[str, T] = {}
-        self.smallest_s = inf
-        self.tokens_per_s = self.context_per_s = 0.0
+        self._smallest_s = inf
+        self._tokens_per_s = self._context_per_s = 0.0
+        self._is_summed = True
 
     def __len__(self) -> int:
         return len(self._tracks)
@@ -156,46 +157,61 @@ class TpotBatch(Generic[T]):
         return track.request.request_id in self._tracks
 
     @property
+    def smallest_s(self) -> float:
+        """Smallest `step_pace_s`, inf without any."""
+        self._sum()
+        return self._smallest_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Rows that all of these need per second."""
+        self._sum()
+        return self._tokens_per_s
+
+    @property
+    def context_per_s(self) -> float:
+        """Context tokens that have to be read for these per second, at each request's expected mean length."""
+        self._sum()
+        return self._context_per_s
+
+    @property
     def rows(self) -> float:
         """Mean rows per step, if steps come as often as the tightest objective needs: SCORPIO's virtual batch size."""
         return self.smallest_s * self.tokens_per_s if self._tracks else 0.0
 
     def add(self, track: T) -> None:
         self._tracks[track.request.request_id] = track
-        self.smallest_s = min(self.smallest_s, track.step_pace_s)
+        self._smallest_s = min(self._smallest_s, track.step_pace_s)
         self._count(track, 1)
 
     def remove(self, track: T) -> None:
         del self._tracks[track.request.request_id]
-        is_smallest = track.step_pace_s == self.smallest_s
-        if is_smallest and min([each.step_pace_s for each in self], default=inf) > self.smallest_s:
-            self.sum_paces()  # what is left may be smaller than the rounding errors of the sums
-        else:
-            self._count(track, -1)
-
-    def remove_all(self, tracks: Iterable[T]) -> None:
-        """Remove several tracks, and compute all sums again."""
-        for track in tracks:
-            del self._tracks[track.request.request_id]
-        self.sum_paces()
+        self._is_summed &= track.step_pace_s > self._smallest_s
+        self._count(track, -1)
 
     def move_to_end(self, tracks: Iterable[T]) -> None:
         """Move tracks whose pace has changed to the end, and compute all sums again."""
         for track in tracks:
             self._tracks[track.request.request_id] = self._tracks.pop(track.request.request_id)
-        self.sum_paces()
+        self.sum_again()
 
-    def sum_paces(self) -> None:
-        """Compute all sums again."""
-        self.tokens_per_s = self.context_per_s = 0.0
-        self.smallest_s = min([track.step_pace_s for track in self], default=inf)
+    def sum_again(self) -> None:
+        """Compute all sums again when they are read, since paces have changed."""
+        self._is_summed = False
+
+    def _sum(self) -> None:
+        if self._is_summed:
+            return
+        self._is_summed = True
+        self._tokens_per_s = self._context_per_s = 0.0
+        self._smallest_s = min([track.step_pace_s for track in self], default=inf)
         for track in self:
             self._count(track, 1)
 
     def _count(self, track: T, sign: int) -> None:
         context = self._reads.of(track.request.prompt_len + track.length / 2)
-        self.tokens_per_s += sign / track.step_pace_s
-        self.context_per_s += sign * context / track.step_pace_s
+        self._tokens_per_s += sign / track.step_pace_s
+        self._context_per_s += sign * context / track.step_pace_s
 
 
 # --- the objective of a whole request (`e2e_ms`), for policies that know only first tokens and paces -----------------

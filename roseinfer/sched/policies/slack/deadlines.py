@@ -46,10 +46,10 @@ def measure(state: SlackState, now_s: float) -> Rows:
     if slacks and min(slacks) < 0:
         lost = [track for track, slack in zip(tracks, slacks, strict=True) if _is_lost(state, track, slack)]
         for track in lost:  # from now on they decode in spare time
+            state.batch.remove(track)
             track.is_demoted = True
             set_aside(state, track, now_s)
         if lost:
-            state.batch.remove_all(lost)
             return measure(state, now_s)
     return Rows(tracks, [len(track.tokens) for track in tracks], slacks)
 

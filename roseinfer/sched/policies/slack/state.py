@@ -75,7 +75,7 @@ class SlackState:
         for stage in (self.ledger.waiting, self.ledger.filling, self.ledger.decoding):
             for track in stage.values():
                 track.tokens_per_step = max(track.least_tokens, self.plan.tokens)
-        self.batch.sum_paces()
+        self.batch.sum_again()
 
     def set_pace(self, track: Track, from_s: float, from_tokens: int) -> None:
         """Set token deadlines from `from_s` on, when it had `from_tokens` tokens, with the present margin."""

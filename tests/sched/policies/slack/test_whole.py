@@ -2,11 +2,13 @@
 
 import pytest
 
+from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths
 from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.slack.deadlines import measure, pace_outlived
+from roseinfer.sched.policy import Ended
 from tests.sched.policies.slack.test_slack import state
 from tests.sched.queues import State
 
@@ -102,7 +104,8 @@ def test_who_outlives_its_length_gets_another_pace(now_s: float, pace_s: float) 
     assert track.anchor_s + track.pace_s * len(track.tokens) == pytest.approx(now_s, abs=0.1), "counted from now on"
 
 
-def test_many_that_are_lost_in_one_step_leave_the_batch_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["lost", "aborted"])
+def test_many_leave_the_batch_at_once_in_linear_time(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a pace of its own, so each is the fastest before it leaves."""
     made, count = state(), 100
     for i in range(count):
@@ -112,10 +115,13 @@ def test_many_that_are_lost_in_one_step_leave_the_batch_in_linear_time(monkeypat
     pace = Track.step_pace_s.fget
     assert pace is not None
     monkeypatch.setattr(Track, "step_pace_s", property(lambda track: read.append(track) or pace(track)))
-    measure(made.policy.state, 20.0)
-    assert 0 < len(read) < 20 * count
+    if end == "lost":
+        measure(made.policy.state, 20.0)
+    for i in range(count if end == "aborted" else 0):
+        made.policy.observe(Ended(f"{i}", 0.0, FinishReason.ABORT, 0))
     batch = made.policy.state.batch
     assert list(batch) == [kept] and batch.tokens_per_s == pytest.approx(1 / batch.smallest_s)
+    assert 0 < len(read) < 20 * count
 
 
 def test_many_that_outlive_their_lengths_in_one_step_are_paced_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +138,11 @@ def test_many_that_outlive_their_lengths_in_one_step_are_paced_in_linear_time(mo
     monkeypatch.setattr(Track, "step_pace_s", property(lambda track: read.append(track) or pace(track)))
     made.now_s = 3.0
     pace_outlived(made.policy.state, made.now_s)
-    assert 0 < len(read) < 10 * count
     batch = made.policy.state.batch
     assert list(batch) == tracks, "in their order"
     assert batch.smallest_s == pytest.approx(7.0 / 30)
     assert batch.tokens_per_s == pytest.approx(sum(30 / (7.0 + i / 100) for i in range(count)))
+    assert 0 < len(read) < 10 * count
 
 
 def test_the_price_of_a_pace_bounds_it() -> None:
