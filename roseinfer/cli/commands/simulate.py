@@ -220,7 +220,7 @@ def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any])
     for plan, name in product(sweep.fleets, sweep.policies):
         capacity = find_capacity(replace(sweep, loads=[], fleets=[plan]), name, at_rate, target)
         tight = describe_class(classes, capacity.tight)
-        who = name if plan is None else f"{name}, {plan.router}, {plan.size} engines"
+        who = name if plan is None else f"{name}, {plan.router}, {plan.size} engine{'' if plan.size == 1 else 's'}"
         kept = f"{capacity.rate:.2f} req/s at {target:.1%}; just above"
         if capacity.adherence is None:
             kept = f"does not meet {target:.1%} at any rate; with one request at a time"
