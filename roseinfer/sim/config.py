@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from roseinfer.core.config.engine import check_block_size
-from roseinfer.core.config.option import check_positive, option, positive_numbers
+from roseinfer.core.config.option import check_positive, check_within, option, positive_numbers
 from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice, StatePool, WindowPool
@@ -73,8 +73,7 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         check_positive(self, "num_requests", "input_len_min", "output_len_min", "trace_seconds", "trace_speed")
         check_positive(self, "predictor_rmse")
-        if not MIN_CV <= self.cv <= MAX_CV:
-            raise ConfigError(f"cv must be within [{MIN_CV:g}, {MAX_CV:g}], got {self.cv}")
+        check_within(self, MIN_CV, MAX_CV, "cv")
         if not (isfinite(self.request_rate) and self.request_rate >= 0):
             raise ConfigError(f"request_rate must be 0 or positive, and finite, got {self.request_rate}")
         if self.input_len < self.input_len_min or self.output_len < self.output_len_min:
@@ -131,10 +130,7 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "seeds", "jobs")
-        if not MIN_SLOWDOWN_RATIO <= self.slowdown <= MAX_SLOWDOWN_RATIO:
-            raise ConfigError(
-                f"slowdown must be within [{MIN_SLOWDOWN_RATIO:g}, {MAX_SLOWDOWN_RATIO:g}], got {self.slowdown}"
-            )
+        check_within(self, MIN_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO, "slowdown")
         if not 0 < self.target < 1:
             raise ConfigError(f"target must be between 0 and 1, got {self.target}")
 
@@ -191,10 +187,7 @@ class CostConfig:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
     def __post_init__(self) -> None:
-        for name in (*CONSTANTS, "load_us", "store_us", "noise", "state_us"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_COST_VALUE:
-                raise ConfigError(f"{name} must be within [0, {MAX_COST_VALUE:g}], got {value}")
+        check_within(self, 0, MAX_COST_VALUE, *CONSTANTS, "load_us", "store_us", "noise", "state_us")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0, since time would not advance")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")

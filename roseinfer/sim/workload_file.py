@@ -164,12 +164,8 @@ def _slowdown(table: TomlTable) -> tuple[tuple[float, float], ...]:
     found = []
     for number, entry in enumerate(content):
         part = table.within(f"slowdown[{number}]", entry)
-        found.append(
-            (
-                float(part.number("at_s")),
-                float(part.number("factor", least=MIN_SLOWDOWN_RATIO, most=MAX_SLOWDOWN_RATIO)),
-            )
-        )
+        factor = part.number("factor", least=MIN_SLOWDOWN_RATIO, most=MAX_SLOWDOWN_RATIO)
+        found.append((float(part.number("at_s")), float(factor)))
         part.end()
     if found != sorted(found, key=lambda entry: entry[0]):
         table.fail("slowdown", "must be in order of at_s")

@@ -55,9 +55,9 @@ class StateTables(NamedTuple):
     rows: [ROW_FIELD_COUNT, R] int32: each row's slot, position of its first token, packed index of that token, tokens,
     slot for the snapshot of a row of one token and its drafts (-1: none), its range of `pieces`, replayed tokens,
     drafts, and `RowSnapshot.tokens` of that snapshot. Two more lines hold the numbers of the rows that have pieces, and
-    how many these are, repeated. pieces: [P, PIECE_FIELD_COUNT] int32: row, packed index of the
-    first token, tokens (0: padding), and slot for the snapshot after the piece (-1: none). Rows of one token and its
-    drafts have no piece, since a kernel of their own computes them.
+    how many these are, repeated. pieces: [P, PIECE_FIELD_COUNT] int32: row, packed index of the first token, tokens (0:
+    padding), and slot for the snapshot after the piece (-1: none). Rows of one token and its drafts have no piece,
+    since a kernel of their own computes them.
     """
 
     rows: torch.Tensor

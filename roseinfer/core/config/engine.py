@@ -7,7 +7,7 @@ from typing import Any
 
 from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.config.kv_events import KvEventsConfig
-from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
+from roseinfer.core.config.option import check_choices, check_positive, check_within, option, positive_numbers
 from roseinfer.core.config.speculation import MAX_STEP_DRAFTS, SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.generation_config import given_override
@@ -244,8 +244,7 @@ class PricedConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise <= MAX_PRICED_FACTOR:
-            raise ConfigError(f"noise must be within [0, {MAX_PRICED_FACTOR:g}], got {self.noise}")
+        check_within(self, 0, MAX_PRICED_FACTOR, "noise")
         if not (isfinite(self.mean_output_len) and self.mean_output_len >= 1):
             raise ConfigError(f"mean_output_len must be 1 or more, got {self.mean_output_len}")
         if max(self.slow_list, default=0.0) > MAX_PRICED_FACTOR:

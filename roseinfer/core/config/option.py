@@ -81,3 +81,18 @@ def check_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{name} must be positive, got {value}")
+
+
+def check_within(config: Any, least: float, most: float, *names: str) -> None:
+    """Raise `ConfigError` naming the first of these options that is given and not within these limits."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{name} must be within [{least:g}, {most:g}], got {value}")
+
+
+def check_address(config: Any, name: str) -> None:
+    """Raise `ConfigError` if an option is no address to listen on. To the system, an empty one means all addresses."""
+    value = getattr(config, name)
+    if not value.strip():
+        raise ConfigError(f"{name} must be an address, got {value!r}; 0.0.0.0 = all addresses")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from roseinfer.core.config.option import check_choices, check_positive, option
+from roseinfer.core.config.option import check_address, check_choices, check_positive, check_within, option
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.json_file import parse_json
 
@@ -126,10 +126,8 @@ class ServerConfig:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be -1 (no limit) or more, got {self.max_logprobs}")
-        if not self.host.strip():  # to the system, an empty address means all of them
-            raise ConfigError(f"host must be an address, got {self.host!r}; 0.0.0.0 = all addresses")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be within [0, 65535], got {self.port}")
+        check_address(self, "host")
+        check_within(self, 0, 65535, "port")
         if self.uds is not None:
             self._check_uds(self.uds)
         check_api_keys(self.api_key, "api_key")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roseinfer.core.config.engine import PRICED, EngineConfig
-from roseinfer.core.config.option import check_choices, check_positive, option
+from roseinfer.core.config.option import check_address, check_choices, check_positive, option
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
@@ -63,8 +63,7 @@ class DeployConfig:
                 f"engines: {self.engines} is not between min_engines ({self.lower_bound}) and max_engines "
                 f"({self.upper_bound})"
             )
-        if not self.bind.strip():  # to the system, an empty address means all of them
-            raise ConfigError(f"bind must be an address, got {self.bind!r}; 0.0.0.0 = all addresses")
+        check_address(self, "bind")
         _ = self.port_range
 
     @property

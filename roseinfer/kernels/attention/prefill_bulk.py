@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from roseinfer.core.support import LARGE_STEPS
 from roseinfer.kernels.attention.paged import LOG2_E
 from roseinfer.kernels.attention.prefill_shares import IN_BULK
-from roseinfer.kernels.common.availability import multiprocessors
-from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper, thread_barrier
+from roseinfer.kernels.common.availability import has_large_steps, multiprocessors
+from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
+from roseinfer.kernels.common.shared_tiles import clear_rows
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 
@@ -50,7 +50,7 @@ def bulk_supports(
 ) -> bool:
     """Return True if the kernel supports such layers on this device, without windows."""
     fits = (BLOCK_M // 2) % (heads // kv_heads) == 0 and BLOCK_N % block_size == 0 and block_size % 8 == 0
-    return HAS_GLUON and fits and head_dim in (64, 128) and dtype == torch.bfloat16 and _is_hopper(device)
+    return HAS_GLUON and fits and head_dim in (64, 128) and dtype == torch.bfloat16 and has_large_steps(device)
 
 
 def prefill_bulk(
@@ -120,10 +120,6 @@ def _pages(cache: torch.Tensor) -> "BulkDescriptor":
     width = kv_heads * head_dim
     rows = (num_blocks - 1) * _block_rows(cache) + block_size
     return BulkDescriptor.from_tensor(cache.as_strided((rows, width), (width, 1)), [block_size, COPIED_COLUMNS], _TILE)
-
-
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and LARGE_STEPS.runs_on(torch.cuda.get_device_capability(device))
 
 
 @gluon.jit
@@ -255,7 +251,7 @@ def _attend(
             acc = gl.full([ROWS, D], 0.0, gl.float32, SUMS)
             if context < tiles * BLOCK_N:
                 mbarrier.wait(full.index(STAGES + stage), (done // STAGES) & 1)
-                _clear(v_smem.index(stage), context - (tiles - 1) * BLOCK_N, BLOCK_N)
+                clear_rows(v_smem.index(stage), context - (tiles - 1) * BLOCK_N, BLOCK_N)
             seen_by_all = gl.minimum((first_position + HALF * (ROWS // GROUP) + 1) // BLOCK_N, tiles - 1)
             for back in range(tiles - 1 - seen_by_all):
                 done += 1
@@ -325,19 +321,6 @@ def _step(
 def _mask(score, last_seen, BLOCK_N: gl.constexpr, SCORES: gl.constexpr):
     place = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     return gl.where(place[None, :] <= last_seen[:, None], score, float("-inf"))
-
-
-@gluon.jit
-def _clear(values, count, BLOCK_N: gl.constexpr):
-    """Zero the values after the first `count`: they are arbitrary, and a weight of 0 times NaN is NaN."""
-    QUARTER: gl.constexpr = BLOCK_N // 4
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    place = gl.arange(0, QUARTER, layout=gl.SliceLayout(1, LAYOUT))
-    for part in gl.static_range(4):
-        some = values.slice(part * QUARTER, QUARTER, dim=0)
-        some.store(gl.where((part * QUARTER + place < count)[:, None], some.load(LAYOUT), 0.0))
-    hopper.fence_async_shared()
-    thread_barrier()
 
 
 @gluon.jit

@@ -5,17 +5,20 @@ from importlib.util import find_spec
 
 import torch
 
+from roseinfer.core.support import LARGE_STEPS
+
 
 def has_triton(device: torch.device) -> bool:
     """Return True if Triton kernels run on `device`."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a GPU has."""
-    return _multiprocessors(device.index or 0)
+def has_large_steps(device: torch.device) -> bool:
+    """Return True if `device` runs the kernels for large steps."""
+    return device.type == "cuda" and LARGE_STEPS.runs_on(torch.cuda.get_device_capability(device))
 
 
 @cache
-def _multiprocessors(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -7,10 +7,10 @@ those of the next piece meanwhile. A float32 factor is two of bfloat16, as in `s
 
 import torch
 
-from roseinfer.core.support import LARGE_STEPS
 from roseinfer.kernels.common import early_start
-from roseinfer.kernels.common.availability import multiprocessors
-from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper, thread_barrier
+from roseinfer.kernels.common.availability import has_large_steps, multiprocessors
+from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
+from roseinfer.kernels.common.shared_tiles import clear_rows
 from roseinfer.kernels.common.triton_support import tl
 from roseinfer.kernels.delta.solve import HIGH_BITS
 from roseinfer.kernels.delta.tables import (
@@ -42,13 +42,7 @@ _TILE, _DECAY_TILE = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(0, 3
 
 def scan_in_bulk(width: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Return True if the kernel supports heads of so many numbers on this device."""
-    return (
-        HAS_GLUON
-        and width in WIDTHS
-        and dtype is torch.bfloat16
-        and device.type == "cuda"
-        and LARGE_STEPS.runs_on(torch.cuda.get_device_capability(device))
-    )
+    return HAS_GLUON and width in WIDTHS and dtype is torch.bfloat16 and has_large_steps(device)
 
 
 @gluon.jit
@@ -117,19 +111,6 @@ def _parts(x, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _clear(keys, count):
-    """Zero the keys after the first `count`: they are arbitrary, and 0 times NaN is NaN."""
-    QUARTER: gl.constexpr = _SIZE // 4
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    token = gl.arange(0, QUARTER, layout=gl.SliceLayout(1, LAYOUT))
-    for part in gl.static_range(4):
-        some = keys.slice(part * QUARTER, QUARTER, dim=0)
-        some.store(gl.where((part * QUARTER + token < count)[:, None], some.load(LAYOUT), 0.0))
-    hopper.fence_async_shared()
-    thread_barrier()
-
-
-@gluon.jit
 def _scan(
     memory_ptr, rows_ptr, pieces_ptr, out_ptr, memory_stride, num_rows, wide, square, narrow, full, empty,
     HV: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
@@ -185,7 +166,7 @@ def _scan(
             new = gl.where(inside, new, 0.0)
             keys = wide.index(3 * stage + 2)
             if count < _SIZE:
-                _clear(keys, count)
+                clear_rows(keys, count, _SIZE)  # 0 times NaN is NaN
             faded_high, faded_low = _parts(new * until, LEFT_OF_STATE)
             state = hopper.warpgroup_mma(faded_low, keys, state * whole, is_async=True)
             state = hopper.warpgroup_mma(faded_high, keys, state, is_async=True)

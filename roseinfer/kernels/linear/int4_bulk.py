@@ -163,10 +163,9 @@ def _int4_halves(codes, words, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _copy_inputs(
-    x_blocks, x_ring, full, empty, first_k, STEPS: gl.constexpr, OVERLAP: gl.constexpr
-):  # fmt: skip
+def _copy_inputs(inputs, STEPS: gl.constexpr, OVERLAP: gl.constexpr):
     """Run a warp that copies blocks of inputs."""
+    x_blocks, x_ring, full, empty, first_k = inputs
     STAGES: gl.constexpr = x_ring.shape[0]
     ROWS: gl.constexpr = x_ring.shape[1]
     first_m = gl.program_id(0) * ROWS
@@ -183,10 +182,10 @@ def _copy_inputs(
 
 @gluon.jit
 def _copy_weight(
-    w_blocks, s_blocks, w_ring, s_ring, full, empty, first_k, GROUP: gl.constexpr, GROUPS: gl.constexpr,
-    OUT_GROUPS: gl.constexpr, STEPS: gl.constexpr,
+    weight, GROUP: gl.constexpr, GROUPS: gl.constexpr, OUT_GROUPS: gl.constexpr, STEPS: gl.constexpr
 ):  # fmt: skip
     """Run a warp that copies blocks of codes, with the words of their scales."""
+    w_blocks, s_blocks, w_ring, s_ring, full, empty, first_k = weight
     STAGES: gl.constexpr = w_ring.shape[0] // OUT_GROUPS
     s_rows = s_ring._reinterpret(s_ring.dtype, [STAGES * OUT_GROUPS * GROUPS, 1, OUTS], s_blocks.layout)
     for step in range(STEPS):
@@ -209,15 +208,17 @@ def _copy_weight(
 
 @gluon.jit
 def _multiply(
-    NUMBER: gl.constexpr, rings, tensors, N: gl.constexpr, E2M1: gl.constexpr, OUT_GROUPS: gl.constexpr,
+    NUMBER: gl.constexpr, memory, N: gl.constexpr, E2M1: gl.constexpr, OUT_GROUPS: gl.constexpr,
     COLUMN_GROUPS: gl.constexpr, SHARES: gl.constexpr, STEPS: gl.constexpr, HAS_BIAS: gl.constexpr, ADD: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Run four warps that multiply OUTS outputs of ROWS rows by every COLUMN_GROUPS-th block; the first group of each
     OUTS also completes them.
     """
-    x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full = rings
-    bias_ptr, factors_ptr, out_ptr, parts_ptr, arrived_ptr, rows, out_stride = tensors
+    (
+        x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full, bias_ptr, factors_ptr, out_ptr,
+        parts_ptr, arrived_ptr, rows, out_stride,
+    ) = memory  # fmt: skip
     ROWS: gl.constexpr = x_ring.shape[1]
     X_STAGES: gl.constexpr = x_ring.shape[0]
     W_STAGES: gl.constexpr = w_ring.shape[0] // OUT_GROUPS
@@ -340,85 +341,61 @@ def int4_bulk_kernel(
             mbarrier.init(others_full.index(i), count=1)
     hopper.fence_async_shared()
     first_k = gl.program_id(2) * (STEPS * BLOCK)
-    rings = (x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full)
-    tensors = (bias_ptr, factors_ptr, out_ptr, parts_ptr, arrived_ptr, rows, out_stride)
+    memory = (
+        x_ring, w_ring, s_ring, x_full, x_empty, w_full, w_empty, others, others_full, bias_ptr, factors_ptr, out_ptr,
+        parts_ptr, arrived_ptr, rows, out_stride,
+    )  # fmt: skip
+    inputs = (x_blocks, x_ring, x_full, x_empty, first_k)
+    weight = (w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k)
     if OUT_GROUPS * COLUMN_GROUPS == 1:
         gl.warp_specialize(
             [
-                (_multiply, (
-                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
-                (_copy_weight, (
-                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
-                )),
+                (_multiply, (gl.constexpr(0), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_copy_inputs, (inputs, STEPS, OVERLAP)),
+                (_copy_weight, (weight, GROUP, GROUPS, OUT_GROUPS, STEPS)),
             ],
             [1, 1], [_COPYING, _COPYING],
         )  # fmt: skip
     elif OUT_GROUPS * COLUMN_GROUPS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (
-                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_multiply, (
-                    gl.constexpr(1), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
-                (_copy_weight, (
-                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
-                )),
+                (_multiply, (gl.constexpr(0), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_multiply, (gl.constexpr(1), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_copy_inputs, (inputs, STEPS, OVERLAP)),
+                (_copy_weight, (weight, GROUP, GROUPS, OUT_GROUPS, STEPS)),
             ],
             [4, 1, 1], [REGISTERS, _COPYING, _COPYING],
         )  # fmt: skip
     elif OUT_GROUPS * COLUMN_GROUPS == 3:
         gl.warp_specialize(
             [
-                (_multiply, (
-                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_multiply, (
-                    gl.constexpr(1), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_multiply, (
-                    gl.constexpr(2), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
-                (_copy_weight, (
-                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
-                )),
+                (_multiply, (gl.constexpr(0), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_multiply, (gl.constexpr(1), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_multiply, (gl.constexpr(2), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_copy_inputs, (inputs, STEPS, OVERLAP)),
+                (_copy_weight, (weight, GROUP, GROUPS, OUT_GROUPS, STEPS)),
             ],
             [4, 4, 1, 1], [REGISTERS, REGISTERS, _COPYING, _COPYING],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_multiply, (
-                    gl.constexpr(0), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_multiply, (
-                    gl.constexpr(1), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_multiply, (
-                    gl.constexpr(2), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_multiply, (
-                    gl.constexpr(3), rings, tensors, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS, ADD,
-                    OVERLAP,
-                )),
-                (_copy_inputs, (x_blocks, x_ring, x_full, x_empty, first_k, STEPS, OVERLAP)),
-                (_copy_weight, (
-                    w_blocks, s_blocks, w_ring, s_ring, w_full, w_empty, first_k, GROUP, GROUPS, OUT_GROUPS, STEPS,
-                )),
+                (_multiply, (gl.constexpr(0), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_multiply, (gl.constexpr(1), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_multiply, (gl.constexpr(2), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_multiply, (gl.constexpr(3), memory, N, E2M1, OUT_GROUPS, COLUMN_GROUPS, SHARES, STEPS, HAS_BIAS,
+                             ADD, OVERLAP)),
+                (_copy_inputs, (inputs, STEPS, OVERLAP)),
+                (_copy_weight, (weight, GROUP, GROUPS, OUT_GROUPS, STEPS)),
             ],
             [4, 4, 4, 1, 1], [REGISTERS, REGISTERS, REGISTERS, _COPYING, _COPYING],
         )  # fmt: skip

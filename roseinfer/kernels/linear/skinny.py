@@ -16,13 +16,13 @@ that are not quantised. So all operations stay fused, and only the weight's own 
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.availability import multiprocessors
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.gluon_support import HAS_GLUON
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
@@ -300,8 +300,5 @@ def normed(x: torch.Tensor, norm: SkinnyNorm | None) -> torch.Tensor:
     return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
-@cache
 def processors(device: torch.device) -> int:
-    if device.type != "cuda":  # under Triton's interpreter
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors(device) if device.type == "cuda" else 1  # under Triton's interpreter

@@ -13,6 +13,8 @@ from roseinfer.sched.policy import RejectedRequest
 MIN_SAFETY_RATIO = 1.15  # of reported to expected value: requests that arrive meanwhile take their part
 MIN_SLOWDOWN_RATIO = 1.15  # of a tried value to the one before
 MAX_TRIES = 32
+# What may depend on the objective.
+_ASKED = [rule for rule in rules.RULES if rule not in (rules.a_seat, rules.kv_blocks)]
 
 
 def explain(admission: StepAdmission) -> None:
@@ -30,13 +32,12 @@ def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float 
     """
     if machine.seats <= 0 or not machine.has_blocks(track):  # these depend on no objective
         return None
-    asked = [rule for rule in rules.RULES if rule not in (rules.a_seat, rules.kv_blocks)]
     value_s = max(_least_s(machine, track, reason), getattr(track.request.slo, f"{reason}_s"))
     loosest = machine.candidate(_relaxed(machine, track, reason, value_s * MIN_SLOWDOWN_RATIO**MAX_TRIES))
     has_time = not rules.time_for_tokens(machine, loosest)
     for _ in range(MAX_TRIES):
         candidate = machine.candidate(_relaxed(machine, track, reason, value_s))
-        if not machine.is_late(candidate) and not any(rule(machine, candidate) for rule in asked):
+        if not machine.is_late(candidate) and not any(rule(machine, candidate) for rule in _ASKED):
             return MIN_SAFETY_RATIO * value_s
         value_s *= MIN_SLOWDOWN_RATIO
         if not has_time and candidate.smallest_s == loosest.smallest_s:
