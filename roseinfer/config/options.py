@@ -7,6 +7,7 @@ accepted too. A bool becomes `--x` and `--no-x`; a tuple may be given several ti
 
 import argparse
 import dataclasses
+import os
 import re
 import sys
 import types
@@ -27,6 +28,7 @@ from roseinfer.core.errors import ConfigError
 Config = TypeVar("Config")
 
 CONFIG_FILE = "config_file"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -67,13 +69,14 @@ class Group:
             aliases=tuple(f.metadata.get("aliases") or ()),
             spaced=bool(f.metadata.get("spaced")),
             written=bool(f.metadata.get("written")),
+            secret=not f.repr,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. `type` is the type of one value. A `many` option takes several values, each after its own flag, or
-    after one flag if `spaced`. `written`: its file is written at the end.
+    after one flag if `spaced`. `written`: its file is written at the end. `secret`: no message may show its values.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     spaced: bool = False
     written: bool = False
+    secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -309,9 +313,14 @@ class OptionSet:
             return
         spaced = [option for name, option in self.options.items() if option.spaced and hasattr(args, name)]
         found = [(option, values) for option in spaced for values in getattr(args, option.name)]
-        several = [values for option, values in found if len(values) > 1 and not option.is_pair(values[-1])]
-        if several:
-            setattr(args, _positional(positional), several[-1].pop())
+        several = [(one, values) for one, values in found if len(values) > 1 and not one.is_pair(values[-1])]
+        if not several:
+            return
+        option, values = several[-1]
+        if option.secret and not (values[-1] == self.options[positional].default or _is_path(values[-1])):
+            several_values = f"{option.name} has several values, the last of which may be the {positional}"
+            raise ConfigError(f"{several_values}: put the {positional} first, or {option.flag} before each value")
+        setattr(args, _positional(positional), values.pop())
 
     def build(self, kind: type[Config], given: Mapping[str, Any]) -> Config:
         """Build the dataclass `kind` from the given options and the defaults. Raises what the dataclass raises."""
@@ -379,6 +388,11 @@ class OptionSet:
 
 def _positional(name: str) -> str:
     return f"positional_{name}"
+
+
+def _is_path(value: str) -> bool:
+    """True for what exists on this machine, and for an id of the Hugging Face hub with its owner."""
+    return _HUB_ID.fullmatch(value) is not None or os.path.exists(value)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -351,3 +351,33 @@ def test_the_positional_option_may_follow_spaced_values(argv, given):
     parser = OptionParser()
     options.add_to(parser)
     assert options.read(parser.parse_args(argv)) == given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """Config with a positional option, and secrets that may stand before it."""
+
+    model: str = option("tiny", "which model")
+    keys: tuple[str, ...] = option((), "who may use it", spaced=True, secret=True)
+
+
+def read_guarded(argv):
+    options = OptionSet(Group(Guarded, "guarded", positional="model"))
+    parser = OptionParser()
+    options.add_to(parser)
+    return options.read(parser.parse_args(argv))
+
+
+@pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-8B", "/"])
+def test_a_model_may_follow_secrets(model):
+    assert read_guarded(["--keys", "k", model]) == {"keys": ("k",), "model": model}
+    assert read_guarded([model, "--keys", "k", "l"]) == {"keys": ("k", "l"), "model": model}
+
+
+@pytest.mark.parametrize("last", ["sk-secret", "a/b/c=", "x" * 300])
+def test_several_secrets_without_a_model_are_no_model(last):
+    with pytest.raises(ConfigError) as raised:
+        read_guarded(["--keys", "k", last])
+    several = "keys has several values, the last of which may be the model"
+    assert str(raised.value) == f"{several}: put the model first, or --keys before each value"
+    assert read_guarded(["--keys", "k", "--keys", last]) == {"keys": ("k", last)}
