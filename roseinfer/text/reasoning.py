@@ -72,6 +72,7 @@ class PlainParser:
 
     failures = 0
     reasoning_tokens = 0
+    only_calls = False
     within_call = False
     markers: frozenset[int] = frozenset()
 

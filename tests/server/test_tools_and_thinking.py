@@ -127,6 +127,14 @@ def test_a_call_that_must_be(model: Model) -> None:
     assert model.forbidden and [name for name, _ in arguments(message)][:1] in ([], ["clock"])
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 20, 40])
+def test_a_required_call_that_is_cut_off(model: Model, tokens: int) -> None:
+    """The opening is neither content nor searched for stop strings."""
+    fields = {"tools": [WEATHER], "tool_choice": "required", "stop": ["tool", "name", "<"]}
+    message, end = model.said(BONN, **fields, max_tokens=tokens)
+    assert (message["content"] or "", end) == ("", "length") and not model.forbidden
+
+
 def test_stop_strings_do_not_count_in_arguments_and_reasoning(model: Model) -> None:
     message, end = model.said(f"<think>Bonn?</think>{BONN}", tools=[WEATHER], stop=["Bonn"])
     assert (message["reasoning"], end, len(arguments(message))) == ("Bonn?", "tool_calls", 1)

@@ -8,11 +8,12 @@ from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.grammar.constraint import Constraint, JsonSchema
 from roseinfer.server.formats.build_job import OutputSettings
 from roseinfer.server.formats.output_request import LAST_WORDS, OutputRequest
+from roseinfer.server.formats.tool_fields import Calls, ToolUse
 from roseinfer.server.formats.tool_grammar import tool_constraint
 from roseinfer.server.request.grammars import Proof
 from roseinfer.server.request.service import Backend
 from roseinfer.text.output import OutputParser
-from roseinfer.text.tools.base import ToolFormat
+from roseinfer.text.tools.base import CallParser, ToolFormat
 
 
 class MarkedAnswer:
@@ -70,7 +71,7 @@ class MarkedAnswer:
         calls, reasoner, use = self._calling(), self._reasoner, self._wanted.use
         reads = None
         if calls is not None and use is not None:
-            reads = partial(calls.parser, use.tools)
+            reads = partial(_call_parser, calls, use)
         if reasoner is None:
             return reads
         inside = self._inside
@@ -92,3 +93,9 @@ class MarkedAnswer:
         if self._calls is None or self._wanted.use is None or self._calling() is not None:
             return ()
         return tuple(mark.id for mark in self._calls.marks if mark.id is not None)
+
+
+def _call_parser(calls: ToolFormat, use: ToolUse) -> CallParser:
+    parser = calls.parser(use.tools)
+    parser.only_calls = use.calls is Calls.ALWAYS
+    return parser

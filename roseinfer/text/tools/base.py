@@ -75,7 +75,12 @@ class Tool:
 
 
 class CallParser(OutputParser, Protocol):
-    """Parser of calls in the output without reasoning."""
+    """Parser of calls in the output without reasoning.
+
+    only_calls: a grammar allows nothing but calls, so the opening of a call that is cut off is no text.
+    """
+
+    only_calls: bool
 
     @property
     def within_call(self) -> bool:
@@ -162,6 +167,7 @@ class MarkedParser:
     White space before the first call and between calls is dropped if nothing else stands there.
     """
 
+    only_calls = False
     # True if a mark always means a call, so that a malformed one is a failure.
     _sure = True
 
@@ -226,6 +232,8 @@ class MarkedParser:
         self.reader.give("", True)
         self.reader.ended = True
         self._go_on()
+        if self.only_calls:
+            return [event for event in self._taken() if not isinstance(event, Text)]
         return self._taken()
 
     def _unmarked(self, text: str, token_id: int | None) -> bool:
