@@ -293,6 +293,11 @@ def test_generate(capsys):
     assert longer.startswith(streamed.removesuffix("\n")) and len(longer) > len(streamed)
 
 
+def test_generate_takes_both_numbers_for_no_top_k(capsys):
+    sampled = ["--prompt", "import os\n", "--max-tokens", "12", "--temperature", "1", "--seed", "3"]
+    assert generate(capsys, *sampled, "--top-k", "-1") == generate(capsys, *sampled, "--top-k", "0")
+
+
 def test_generate_stops_at_a_text(capsys):
     free = generate(capsys, "--prompt", "def add(a, b):\n", "--max-tokens", "24")
     stop = free.strip()[4:9]

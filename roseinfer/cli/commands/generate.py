@@ -26,7 +26,7 @@ SAMPLING_HELP = {
     "max_tokens": "tokens to generate at most",
     "min_tokens": "tokens to generate before the model may end",
     "temperature": "0 = greedy",
-    "top_k": "sample among the k most likely tokens; 0 = off",
+    "top_k": "sample among the k most likely tokens; 0 or -1 = off",
     "top_p": "sample among the most likely tokens with this total probability",
     "min_p": "sample among tokens at least this likely relative to the likeliest",
     "repetition_penalty": "above 1 makes tokens of prompt and output less likely",
@@ -68,6 +68,8 @@ def configure(parser: OptionParser) -> None:
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
+    if given.get("top_k") == -1:  # vLLM's "off", as in requests to a server
+        given["top_k"] = 0
     OPTIONS.build(SequenceParams, given)  # report a wrong value before the model is loaded
     given_document(given.get("generation_config", AUTO))
     if args.system is not None and not args.chat:
