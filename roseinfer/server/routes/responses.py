@@ -31,6 +31,7 @@ from roseinfer.server.routes.query import limit_of
 PATH = "/v1/responses"
 # Ids may hold slashes, since clients may choose request ids.
 _ONE = PATH + "/{response_id:path}"
+NOT_FOUND = "not_found_error"
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 ORDERS = ("asc", "desc")
 
@@ -105,6 +106,12 @@ class ResponseEndpoints:
         return record
 
 
+async def compact(request: Request) -> Response:
+    """Reject a compaction. `compact` would otherwise be an id, for which POST is a wrong method."""
+    instead = "ask for a summary with POST /v1/responses"
+    raise ApiError(404, f"unknown path {PATH}/compact: inputs are not compacted here; {instead}", type=NOT_FOUND)
+
+
 def add(app: FastAPI, models: ServedModels, history: History) -> None:
     endpoints = ResponseEndpoints(models, history)
 
@@ -121,6 +128,7 @@ def add(app: FastAPI, models: ServedModels, history: History) -> None:
         f"{_ONE}/input_items", endpoints.list_input_items, "GET", ItemList, 400, 401, 404, 503, parameters=_PARAMETERS
     )
     route(f"{_ONE}/cancel", endpoints.cancel_response, "POST", ResponseObject, 400, 401, 404, 503)
+    app.add_api_route(f"{PATH}/compact", compact, methods=["POST"], include_in_schema=False)
     route(_ONE, endpoints.retrieve_response, "GET", ResponseObject, 400, 401, 404, 503)
     route(_ONE, endpoints.delete_response, "DELETE", DeletedResponse, 401, 404, 503)
 
@@ -166,4 +174,4 @@ def _order(text: str | None) -> str:
 
 def _not_found(id: str, why: str = "") -> ApiError:
     message = f"Response with id {id[:100]!r} not found{why}"
-    return ApiError(404, message, type="not_found_error", param="response_id", code="response_not_found")
+    return ApiError(404, message, type=NOT_FOUND, param="response_id", code="response_not_found")

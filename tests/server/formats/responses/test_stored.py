@@ -56,6 +56,11 @@ def test_a_response_is_stored_unless_it_is_not_to_be(client: OpenAI, stream: boo
     refused(404, "response_not_found", "response_id", client.responses.retrieve, response_id=lost.id)
 
 
+def test_compaction_is_rejected_by_name(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="inputs are not compacted here"):
+        client.responses.compact(model="gpt-5", input="hello")
+
+
 def test_a_deleted_response_is_gone(client: OpenAI, server: LiveServer) -> None:
     id = client.responses.create(model="fake", input="hello").id
     assert server.http.delete(f"{PATH}/{id}").json() == {"id": id, "object": "response", "deleted": True}
