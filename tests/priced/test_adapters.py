@@ -53,7 +53,7 @@ def test_an_engine_serves_adapters_without_their_files(tmp_path: Path) -> None:
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(cost_as_json(CostParams(1e-4, 1e-6, 0.0, 1e-6, 0.0))))
     config = make_engine_config(device="priced", cost=str(cost))
-    config = replace(config, adapters=AdapterConfig(lora=("a=/no/such/folder",), lora_slots=1))
+    config = replace(config, adapters=AdapterConfig(lora=("a=/no/such/folder",), lora_dir="/no/such", lora_slots=1))
     core, info = build_engine(config, model_folder(config.model))
     (adapter,) = info.adapters
     assert adapter.name == "a" and info.facts.adapters.num_slots == 1
