@@ -109,6 +109,12 @@ def test_a_request_must_name_a_known_model(both: TwoModels, path: str, body: dic
     assert both.engine.requests == both.other.requests == []
 
 
+def test_the_record_of_a_request_names_the_engine_of_its_model(both: TwoModels) -> None:
+    ids = [ask(both, name).json()["id"] for name in ("a", "b")]
+    records = [both.get(f"/v1/requests/{id}").json() for id in ids]
+    assert [(record["model"], record["engine"]) for record in records] == [("a", 0), ("b", 1)]
+
+
 def test_an_unknown_model_has_openais_code(both: TwoModels) -> None:
     error = ask(both, "c").json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")

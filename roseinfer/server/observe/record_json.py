@@ -33,7 +33,7 @@ def record_json(record: RequestEntry) -> dict[str, Any]:
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
         "choices": record.choices,
-        "engine": (0 if record.choices else None) if route is None else route.engine,
+        "engine": record.engine,
         "routing": None
         if route is None
         else {

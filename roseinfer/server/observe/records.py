@@ -75,7 +75,8 @@ class RequestEntry(NamedTuple):
     `created_s`: Unix time of arrival; `age_s`: seconds from arrival to the end, or to now.
     `worst`: the sample that kept its objectives least. `finish`: its finish reason, or what ended the request early.
     `reason`: details of an early end. `status`: HTTP status, None before the answer begins.
-    `seen`: worst latencies of all samples, None until each has a token. `route`: None with a single engine.
+    `seen`: worst latencies of all samples, None until each has a token. `engine`: the last one, None if it had none.
+    `route`: None with a single engine.
     """
 
     number: int
@@ -100,6 +101,7 @@ class RequestEntry(NamedTuple):
     worst: SampleSummary
     route: RouteInfo | None
     rejection: Rejection | None
+    engine: int | None = None
 
 
 class _Live(NamedTuple):
@@ -107,6 +109,7 @@ class _Live(NamedTuple):
     job: Job
     progress: JobProgress
     state: Mapping[str, Any]
+    first_engine: int
 
 
 _NUMBER = attrgetter("number")  # the wall clock may jump
@@ -125,8 +128,11 @@ class RequestRecords:
         self._turned_away: deque[RequestEntry] = deque(maxlen=MAX_REJECTED_RECORDS)
         self._count = 0
 
-    def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
-        self._live[id(progress)] = _Live(self._wall() - (now_s - job.arrival_s), job, progress, state)
+    def started(
+        self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float, first_engine: int = 0
+    ) -> None:
+        """Add a running request. `first_engine`: number of the first engine of its model."""
+        self._live[id(progress)] = _Live(self._wall() - (now_s - job.arrival_s), job, progress, state, first_engine)
 
     def ended(self, job: Job, progress: JobProgress, now_s: float, end: RequestEnd) -> RequestEntry:
         live = self._live.pop(id(progress))
@@ -134,7 +140,7 @@ class RequestRecords:
         if begun and begun != end.status:  # the client has already received this status
             end = end._replace(status=begun)
         self._count += 1
-        record = _record(self._count, live.created_s, job, progress, now_s, end)
+        record = _record(self._count, live, now_s, end)
         self._ended.append(record)
         return record
 
@@ -180,7 +186,7 @@ class RequestRecords:
 
     def of(self, job: Job, progress: JobProgress, now_s: float, outcome: Outcome) -> RequestEntry:
         """Return the record of a request whose samples have ended and whose answer is still being sent."""
-        return _record(0, job.created, job, progress, now_s, RequestEnd(outcome))
+        return _record(0, _Live(job.created, job, progress, {}, 0), now_s, RequestEnd(outcome))
 
     def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestEntry]:
         if live:
@@ -191,7 +197,7 @@ class RequestRecords:
 
     def _of_live(self, live: _Live, now_s: float) -> RequestEntry:
         end = RequestEnd(status=live.state["status"])
-        return _record(0, live.created_s, live.job, live.progress, now_s, end)
+        return _record(0, live, now_s, end)
 
 
 def _api_of(path: str) -> str:
@@ -205,9 +211,8 @@ def ended_s(record: RequestEntry) -> float:
     return record.created_s + record.age_s
 
 
-def _record(
-    number: int, created_s: float, job: Job, progress: JobProgress, now_s: float, end: RequestEnd
-) -> RequestEntry:
+def _record(number: int, live: _Live, now_s: float, end: RequestEnd) -> RequestEntry:
+    job, progress = live.job, live.progress
     arrival_s = job.arrival_s
     if job.num_choices == 1:
         run = progress.runs[0]
@@ -229,7 +234,7 @@ def _record(
         api=API_NAMES.get(job.api, job.api),
         model=job.model,
         stream=job.stream is not None,
-        created_s=created_s,
+        created_s=live.created_s,
         age_s=now_s - arrival_s,
         slo=job.meta.slo,
         outcome=end.outcome,
@@ -244,6 +249,7 @@ def _record(
         worst=worst,
         route=None if route is None else _route_info(route),
         rejection=cause.rejection if isinstance(cause, SloUnattainable) else None,
+        engine=live.first_engine if route is None else route.engine,
     )
 
 

@@ -100,8 +100,8 @@ Gauges = Callable[[], Awaitable[Iterable[Metric]]]
 class RequestReports:
     """Observer that updates metrics and records and writes the log. See `request.generation.Observer`.
 
-    `log_starts`: also log the start of each request. `name_models`: include the model in log lines. `pooling`: None if
-    the model generates text.
+    `first_engine`: number of the model's first engine. `log_starts`: also log the start of each request. `name_models`:
+    include the model in log lines. `pooling`: None if the model generates text.
     """
 
     def __init__(
@@ -109,12 +109,14 @@ class RequestReports:
         metrics: EngineMetrics,
         slo_metrics: SloMetrics,
         records: RequestRecords,
+        first_engine: int,
         log_starts: bool,
         name_models: bool,
         pooling: PoolingMetrics | None = None,
     ) -> None:
         self._metrics = metrics
         self._records = records
+        self._first_engine = first_engine
         self._log_starts = log_starts
         self._name_models = name_models
         self._slo_metrics = slo_metrics
@@ -127,7 +129,7 @@ class RequestReports:
         self.rejected_unread = records.rejected_unread
 
     def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
-        self._records.started(job, progress, state, now_s)
+        self._records.started(job, progress, state, now_s, self._first_engine)
         if self._log_starts:
             log_start(job, name_model=self._name_models)
 
@@ -203,7 +205,9 @@ class ModelObservation:
         slo_metrics = SloMetrics(self._registry, self._values)
         pools = engine.info.facts.pooling is not None
         pooling = PoolingMetrics(self._registry, self._values) if pools else None
-        reports = RequestReports(metrics, slo_metrics, shared.records, shared.log_starts, shared.names.several, pooling)
+        reports = RequestReports(
+            metrics, slo_metrics, shared.records, self._first_engine, shared.log_starts, shared.names.several, pooling
+        )
         return reports if shared.tracing is None else shared.tracing.observer(reports, shared.records)
 
     def lengths(self) -> LengthMetrics:
