@@ -15,7 +15,7 @@ from roseinfer.server.formats.pooling.cohere import CohereEmbedRequest
 from roseinfer.server.formats.pooling.request import EmbeddingRequest, RerankRequest, ScoreRequest
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS
 from roseinfer.server.formats.responses import document as response_shapes
-from roseinfer.server.formats.responses.request import InputTokensRequest, ResponsesRequest
+from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -46,7 +46,6 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
     CompletionRequest,
     ChatRequest,
     ResponsesRequest,
-    InputTokensRequest,
     MessagesRequest,
     CountTokensRequest,
     TokenizeRequest,

@@ -17,7 +17,7 @@ from roseinfer.server.formats.responses.document import (
 from roseinfer.server.formats.responses.earlier import MIN_THREAD_BYTES
 from roseinfer.server.formats.responses.format import count_tokens
 from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
-from roseinfer.server.formats.responses.request import InputTokensRequest
+from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.responses.stored_items import input_items
 from roseinfer.server.formats.unsupported import unsupported_error
 from roseinfer.server.http.body import JsonResponse
@@ -46,7 +46,7 @@ class ResponseEndpoints:
     async def count_input_tokens(self, request: Request) -> Response:
         service, backend, body = await self._models.read(request.scope, request.receive)
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = self._models.parser.parse(InputTokensRequest, body)
+            wanted = self._models.parser.parse(ResponsesRequest, body)
             service.resolve_model(wanted.model)
             whole = await self._history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
             tokens = await count_tokens(backend, whole.request)
@@ -121,9 +121,7 @@ def add(app: FastAPI, models: ServedModels, history: History) -> None:
         app.add_api_route(path, endpoint, methods=[method], tags=["responses"], **described)
 
     errors = (400, 401, 404, 408, 413, 503)
-    route(
-        f"{PATH}/input_tokens", endpoints.count_input_tokens, "POST", InputTokenCount, *errors, body=InputTokensRequest
-    )
+    route(f"{PATH}/input_tokens", endpoints.count_input_tokens, "POST", InputTokenCount, *errors, body=ResponsesRequest)
     route(
         f"{_ONE}/input_items", endpoints.list_input_items, "GET", ItemList, 400, 401, 404, 503, parameters=_PARAMETERS
     )

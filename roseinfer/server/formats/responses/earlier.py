@@ -70,4 +70,5 @@ class EarlierItems:
 
 
 def is_reference(item: Mapping[str, Any]) -> bool:
-    return item.get("type") == "item_reference"
+    """True for an `item_reference`, whose type clients may leave out."""
+    return item.get("type") == "item_reference" or (item.get("type") is None and item.keys() - {"type"} == {"id"})

@@ -40,7 +40,10 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_few)]
 
 
 class ResponsesRequest(OneAnswerRequest):
-    input: str | InputList = Field(description="text, or items: messages, function calls, their outputs, reasoning")
+    input: str | InputList = Field(
+        [],
+        description="text, or items: messages, function calls, their outputs, reasoning; optional after a response",
+    )
     previous_response_id: str | None = Field(None, description="a stored response that this one continues")
     store: bool | None = Field(None, description="keep the response to be asked for and continued; default true")
     background: bool | None = Field(None, description="answer at once, run without the client; needs store")
@@ -69,10 +72,6 @@ class ResponsesRequest(OneAnswerRequest):
         """Name of an item of `input` in messages to the client."""
         given = index - self._earlier_items
         return f"input.{given}" if given >= 0 else f"previous_response_id, item {index}"
-
-
-class InputTokensRequest(ResponsesRequest):
-    input: str | InputList = Field([], description="as of a response")
 
 
 _NAMES = {

@@ -147,6 +147,14 @@ def test_an_item_that_is_wrong_is_named_by_its_place_in_the_body(client: OpenAI)
     )
 
 
+@pytest.mark.parametrize("input", [{}, {"input": []}])
+def test_a_response_is_continued_without_further_input(client: OpenAI, server: LiveServer, input: Any) -> None:
+    first = client.responses.create(model="fake", input="hello")
+    client.responses.create(model="fake", previous_response_id=first.id, **input)
+    assert prompt_of(server).endswith("<|user|>hello<|end|><|assistant|>hello world, def words<|end|><|assistant|>")
+    refused(400, None, "input", client.responses.create, model="fake", **input)
+
+
 def test_items_are_referred_to_by_their_ids(client: OpenAI, server: LiveServer) -> None:
     first = client.responses.create(model="fake", input="hello")
     asked = client.responses.input_items.list(first.id).data[0].id
@@ -155,6 +163,9 @@ def test_items_are_referred_to_by_their_ids(client: OpenAI, server: LiveServer) 
     said = "<|user|>hello<|end|><|assistant|>hello world, def words<|end|><|user|>def<|end|><|assistant|>"
     assert prompt_of(server) == f"<|endoftext|>{said}"
     assert [item.type for item in client.responses.input_items.list(second.id)] == ["message"] * 3
+    untyped: list[Any] = [{"id": turn["id"]} for turn in turns]
+    client.responses.create(model="fake", input=[*untyped, {"role": "user", "content": "def"}])
+    assert prompt_of(server) == f"<|endoftext|>{said}"
     for wrong in ("msg_nobody_0", "nonsense", f"{asked}9"):
         turns = [{"type": "item_reference", "id": wrong}]
         message = refused(404, "item_not_found", "input", client.responses.create, model="fake", input=turns)
