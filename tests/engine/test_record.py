@@ -96,8 +96,11 @@ def test_drafts_and_guides_cannot_be_recorded(tmp_path: Path) -> None:
 def test_an_engine_that_records_rejects_constraints(tmp_path: Path) -> None:
     with LLM("tiny", threads=1, num_kv_blocks=16, record=str(tmp_path / "run.jsonl")) as llm:
         guided = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(choice=["a"]))
-        with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
+        with pytest.raises(
+            InvalidRequestError, match=r"an engine that records \(--record\) cannot constrain outputs"
+        ) as raised:
             llm.generate("x", guided)
+        assert raised.value.param is None, "a guide is no field of a request"
         assert llm.generate("x", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 

@@ -107,7 +107,7 @@ class ArithmeticBlueprint:
         try:
             modulus, length, *rest = map(int, self._rule.split(","))
         except ValueError:
-            raise InvalidRequestError(f"{self._rule!r} is no rule", "guide") from None
+            raise InvalidRequestError(f"{self._rule!r} is no rule") from None
         dormant, fails_at, late = [*rest, *[0, -1, 0][len(rest) :]]
         made = Arithmetic(self._guides.vocab_size, modulus, length, dormant, fails_at, bool(late))
         self._guides.made.append(made)

@@ -171,7 +171,7 @@ class GrammarGuideFactory:
     def prepare(self, spec: GuideSpec) -> "PendingGrammarGuide":
         size = self._vocabulary.size
         if any(not 0 <= token < size for token in token_ids_of(spec)):
-            raise InvalidRequestError(f"a token id is outside the vocabulary of {size}", "guide")
+            raise InvalidRequestError(f"a token id is outside the vocabulary of {size}")
         return PendingGrammarGuide(spec, [self.cache.grammar(text, spec.memory) for text in grammars_of(spec)], self)
 
     def guide(self, spec: GuideSpec, grammars: Sequence[Grammar]) -> Guide:
@@ -215,7 +215,7 @@ class PendingGrammarGuide:
         try:
             if not all(grammar.done() for grammar in self._grammars):
                 message = f"the grammar did not compile within {COMPILE_TIMEOUT_S:.0f} s"
-                raise InvalidRequestError(message, "guide", "grammar_too_complex")
+                raise InvalidRequestError(message, code="grammar_too_complex")
             return self._guides.guide(self._spec, [grammar.result() for grammar in self._grammars])
         except InvalidRequestError:
             self._guides.refused += 1

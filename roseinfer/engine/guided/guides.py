@@ -68,7 +68,7 @@ class GuidedSequences:
     def prepare(self, spec: GuideSpec) -> PendingGuide:
         """Start making a request's guides. Raise `InvalidRequestError`."""
         if self.guides is None:
-            raise InvalidRequestError("this engine cannot constrain outputs", "guide")
+            raise InvalidRequestError("an engine that records (--record) cannot constrain outputs")
         self.used, guides = True, self.guides
         return _typed(lambda: guides.prepare(spec))
 
@@ -370,7 +370,7 @@ def _typed(make: Callable[[], T]) -> T:
         raise
     except Exception as error:
         log.exception("cannot make a guide")
-        raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
+        raise InvalidRequestError(f"the constraint cannot be used: {error}") from error
 
 
 def _forced(guide: Guide, limit: int) -> tuple[int, ...]:

@@ -117,7 +117,7 @@ def _health(report: EngineReport, up: bool, breakers: Sequence[int]) -> Iterator
     if report.port_stats is not None:
         help = "Processes connected to the engine, from any host"
         yield _gauge("roseinfer:engine_clients", help, report.port_stats.clients)
-        help = "Rejected connections to the engine's port: bad secret, version or handshake, or timeout"
+        help = "Rejected connections to the engine's port: no TLS, wrong certificate or version, or timeout"
         yield _counter("roseinfer:engine_refused_peers", help, report.port_stats.refused)
     help = "API processes whose circuit breaker for the engine is open"
     yield _gauge("roseinfer:router_breakers_open", help, breakers.count(report.engine))
