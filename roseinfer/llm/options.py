@@ -11,7 +11,7 @@ from roseinfer.engine.options import engine_option_names
 
 # Options that the server has or ignores, but that change what an `LLM` does -> why they are refused, harmless values.
 _REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "data_parallel_size": ("an LLM is one engine; `roseinfer serve --engines` starts several", (1,)),
+    "data_parallel_size": ("an LLM is one engine; `roseinfer serve --replicas` starts several", (1,)),
     "reasoning_parser": ("structured outputs of an LLM apply from the first token on", ("",)),
 }
 

@@ -65,6 +65,11 @@ def test_what_would_change_answers_is_refused_by_name(options: dict[str, Any]) -
         LLM("tiny", **options)
 
 
+def test_several_engines_are_named_with_the_option_that_starts_them() -> None:
+    with pytest.raises(ConfigError, match="`roseinfer serve --replicas` starts several"):
+        LLM("tiny", data_parallel_size=2)
+
+
 def test_options_without_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     ignored = {"trust_remote_code": True, "swap_space": 4, "disable_log_stats": True, "served_model_name": "x"}
     with caplog.at_level(logging.WARNING), LLM("tiny", threads=1, num_kv_blocks=16, **ignored) as llm:
