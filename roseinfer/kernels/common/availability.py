@@ -1,16 +1,30 @@
 """Facts about a device that choose kernels. Importing this module imports none."""
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 
+from roseinfer.core.errors import ResourceError
 from roseinfer.core.support import LARGE_STEPS
 
 
 def has_triton(device: torch.device) -> bool:
-    """Return True if Triton kernels run on `device`."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    """Return True if Triton kernels run on `device`. Raise `ResourceError` if Triton is installed and does not work."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    _import_triton()
+    return True
+
+
+@cache
+def _import_triton() -> None:
+    try:
+        import_module("triton")
+    except ImportError as error:
+        repair = "reinstall it, or uninstall it to run without its kernels"
+        raise ResourceError(f"the triton package is installed and cannot be imported: {repair} ({error})") from error
 
 
 def has_large_steps(device: torch.device) -> bool:
