@@ -22,7 +22,7 @@ from roseinfer.sched.drafting.marginal import (
     MarginalPricing,
 )
 from roseinfer.sched.drafting.pricing import DraftCandidate
-from roseinfer.sched.drafting.probes import MAX_PAUSE_STEPS, PROBE_STEPS, Probes
+from roseinfer.sched.drafting.probes import MAX_LONG_PAUSE_STEPS, MAX_PAUSE_STEPS, PROBE_STEPS, Probes
 from roseinfer.sched.drafting.proposer import Proposal
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, MIN_REQUESTS_COUNT, DraftYields
 from roseinfer.sched.plan_builder import PlanBuilder
@@ -264,24 +264,37 @@ def test_drafting_stops_when_it_saves_less_than_the_host_s_time_that_it_exposes(
         assert (steps_on > 200) == pays
 
 
-def test_pauses_double_and_end_early_with_fewer_requests() -> None:
-    probes, lengths, off = Probes(), [], 0
-    for step in range(2000):
+def pauses(running: int, exposed_s: float) -> tuple[Probes, list[int]]:
+    """Return probes that never paid in 5,000 steps, and the lengths of their pauses."""
+    probes, lengths, off = Probes(), list[int](), 0
+    for step in range(5000):
         if probes.on:
             if off:
                 lengths.append(off)
             off = 0
-            probes.record(step, 100, 0.0, 1e-3, guessed=True, drafted=False)
+            probes.record(step, running, 0.0, exposed_s, guessed=True, drafted=False)
         else:
             off += 1
-            probes.skip(step, 100)
-    assert lengths[:4] == [8, 16, 32, 64] and lengths[-1] == MAX_PAUSE_STEPS
+            probes.skip(step, running)
     while probes.on:
-        probes.record(2000, 100, 0.0, 1e-3, guessed=True, drafted=False)
-    probes.skip(2001, 90)
+        probes.record(5000, running, 0.0, exposed_s, guessed=True, drafted=False)
+    return probes, lengths
+
+
+def test_pauses_double_and_end_early_with_fewer_requests() -> None:
+    probes, lengths = pauses(8, 1e-3)
+    assert lengths[:4] == [8, 16, 32, 64] and lengths[-1] == MAX_PAUSE_STEPS
+    probes.skip(5001, 7)
     assert not probes.on
-    probes.skip(2002, 70)
+    probes.skip(5002, 6)
     assert probes.on
+
+
+def test_pauses_are_longer_where_a_probe_exposes_the_work_for_many_requests() -> None:
+    """Reason: with 80 requests, 36 probes in 20 s cost 1% of the good ones."""
+    assert pauses(80, 1e-3)[1][-1] == MAX_LONG_PAUSE_STEPS
+    assert MAX_PAUSE_STEPS < pauses(20, 1e-3)[1][-1] < MAX_LONG_PAUSE_STEPS
+    assert pauses(80, 0.0)[1][-1] == MAX_PAUSE_STEPS
 
 
 @pytest.mark.parametrize(("count", "left"), [(2, 1), (4, 3), (100, 75)])

@@ -2,6 +2,8 @@
 
 PROBE_STEPS = 8
 MIN_PAUSE_STEPS, MAX_PAUSE_STEPS = 8, 128
+# The same where a probe exposes the host's work, which grows with the requests: so many for each of them.
+PAUSE_PER_REQUEST_STEPS, MAX_LONG_PAUSE_STEPS = 16, 1024
 _BALANCE_GAIN_SHARE = 1 / 16
 _EARLY_TRY_SHARE = 0.75  # of the requests that ran when it went off: with no more it is tried again
 
@@ -53,7 +55,13 @@ class Probes:
         enough = self._steps >= PROBE_STEPS
         if declined or (refused and self._balance_s <= exposed_s) or (enough and self._balance_s < exposed_s):
             self.on = False
-            self._resume, self._pause = step + self._pause, min(2 * self._pause, MAX_PAUSE_STEPS)
+            self._resume, self._pause = step + self._pause, min(2 * self._pause, _longest_pause(running, exposed_s))
             self._early_requests = _EARLY_TRY_SHARE * running
         elif enough:
             self._pause = MIN_PAUSE_STEPS
+
+
+def _longest_pause(running: int, exposed_s: float) -> int:
+    if not exposed_s:
+        return MAX_PAUSE_STEPS
+    return max(MAX_PAUSE_STEPS, min(PAUSE_PER_REQUEST_STEPS * running, MAX_LONG_PAUSE_STEPS))
