@@ -24,6 +24,7 @@ from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
+from roseinfer.core.recorder import Recorder
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
 from roseinfer.engine.adapters import AdapterRegistry, registry_at_start
@@ -33,7 +34,7 @@ from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, PeerBoot
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.engine.sockets import ClientSockets, PeerSource
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.integrations.kv_events import KvEventsPublisher
@@ -104,7 +105,7 @@ def _build(
 ) -> tuple[Core, EngineInfo]:
     started_s = time.monotonic()
     record = config.profile.record
-    recorder = None if record is None else Recorder(record)
+    recorder = None if record is None else engine_recorder(record)
     files: AdapterFiles | None = None
     if config.model.device == PRICED:
         runner, facts = build_priced(config, folder, tokenizer_folder(config.model))

@@ -19,14 +19,10 @@ Steps are numbered by the turns of the engine.
 The file contains prompts and outputs, so it is as private as they are.
 """
 
-import contextlib
-import logging
-import os
-import weakref
 from dataclasses import fields, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -35,6 +31,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import End, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
+from roseinfer.core.recorder import Recorder
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice, PassThrough, Runner, StatePool, WindowPool
 from roseinfer.engine.adapters import AdapterRegistry
@@ -42,74 +39,15 @@ from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
-log = logging.getLogger(__name__)
-
 NO_TOKEN = -1
-# Upper bound on what a process that is killed under load loses.
-FLUSH_EVERY_S = 1.0
-BUFFER_BYTES = 2**20
 # Request, start and count of a row. Called once per row and step.
 _ROW_FIELDS = itemgetter(0, 2, 3)
 _META = tuple(field.name for field in fields(RequestMeta))
 
 
-class Recorder:
-    """File of a recording, readable by this user only. An existing file is emptied. Raise `ConfigError` if it cannot be
-    written.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"record: cannot write {path}: {error.strerror}") from error
-        self._file = os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES)
-        _flush_before_forks(self._file)
-        self._encode = msgspec.json.Encoder().encode
-        self.flushed_s = 0.0
-
-    def write(self, line: dict[str, Any]) -> None:
-        if self._file.closed:
-            return
-        try:
-            self._file.write(self._encode(line) + b"\n")
-        except OSError as error:
-            self._stop_recording(error)
-
-    def flush(self, now_s: float) -> None:
-        """Write buffered lines to the file."""
-        if self._file.closed:
-            return
-        self.flushed_s = now_s
-        try:
-            self._file.flush()
-        except OSError as error:
-            self._stop_recording(error)
-
-    def close(self) -> None:
-        try:
-            self._file.close()
-        except OSError as error:
-            log.error("cannot write the end of the recording: %s", error)
-
-    def _stop_recording(self, error: OSError) -> None:
-        """Close the file after an error: a full disk must not stop the engine."""
-        log.error("cannot write the recording, so it ends here: %s", error)
-        self.close()
-
-
-def _flush_before_forks(file: IO[bytes]) -> None:
-    """Flush before each fork. Otherwise the fork would write the buffered lines again when it ends."""
-    known = weakref.ref(file)
-
-    def flush() -> None:
-        file = known()
-        if file is not None and not file.closed:
-            with contextlib.suppress(OSError):  # `Recorder` reports the error with the next write
-                file.flush()
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=flush)
+def engine_recorder(path: str | Path) -> Recorder:
+    """Return the file of an engine's recording. Raises `ConfigError` as `Recorder` does."""
+    return Recorder(path, msgspec.json.Encoder().encode)
 
 
 class RecordingRunner(PassThrough):
@@ -246,7 +184,9 @@ class RecordingCore:
         self._recorder.write(self._line(*self._runner.take()))
         self._turn += 1
         self._count_tokens(outputs)
-        if not self.busy or times_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
+        if self.busy:
+            self._recorder.flush_if_due(times_s[-1])
+        else:
             self._recorder.flush(times_s[-1])
         return outputs
 

@@ -1,16 +1,15 @@
 """Replay of a recorded run without its machine: the scheduler runs on recorded arrivals and step times."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from roseinfer.core.recorder import read_lines
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.runner import WHOLE_CONTEXT, Capabilities, ContextReads, ExpertChoice, StatePool, WindowPool
 from roseinfer.core.sampling import SequenceParams
@@ -125,7 +124,7 @@ def tpot(ttft_s: float | None, latency_s: float, tokens: int) -> float | None:
 def read_recording(path: str) -> EngineRecording:
     """Read a file of `Recorder`. Raise `ConfigError` for any other file."""
     try:
-        lines = _lines(path)
+        lines = read_lines(path)
         reader = _Reader(_setup(next(lines, {})["setup"]))
         for line in lines:
             reader.take(line)
@@ -136,14 +135,6 @@ def read_recording(path: str) -> EngineRecording:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path!r} is not a recorded run: {error}") from error
     return reader.found
-
-
-def _lines(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines; the last one may be cut if the run was killed."""
-    with Path(path).open(encoding="utf-8") as lines:
-        for text in lines:
-            if text.endswith("\n"):
-                yield json.loads(text)
 
 
 def _setup(given: dict[str, Any]) -> RecordedConfig:

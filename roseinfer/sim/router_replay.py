@@ -1,13 +1,12 @@
 """Replay of a router's recorded calls, to check that it sends every request to the same engine for the same reason."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
+from roseinfer.core.recorder import read_lines
 from roseinfer.core.step_cost import StepCost
 from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.breaker import AttemptOutcome
@@ -37,7 +36,7 @@ class RouterReplay:
 def replay_placements(path: str | Path) -> RouterReplay:
     """Replay a file of `RecordingPlacer`. Raise `ConfigError` for any other file."""
     try:
-        lines = _lines(path)
+        lines = read_lines(path)
         placer = Placer(**next(lines, {})["setup"])
         replay = _Replay(placer)
         for line in lines:
@@ -45,14 +44,6 @@ def replay_placements(path: str | Path) -> RouterReplay:
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"{path} is not a router's record: {error!r}") from error
     return replay.found
-
-
-def _lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines; the last one may be cut if the process was killed."""
-    with Path(path).open(encoding="utf-8") as lines:
-        for text in lines:
-            if text.endswith("\n"):
-                yield json.loads(text)
 
 
 class _Replay:

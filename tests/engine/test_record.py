@@ -17,7 +17,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
 from tests.helpers.drafters import Script
@@ -36,7 +36,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def recording(core: EngineCore, file: Path) -> RecordingCore:
     """Return a recording core with the parts of another core."""
-    return RecordingCore(Recorder(file), core.scheduler, core.runner, core.clock, eos_ids=(3,), vocab_size=50)
+    return RecordingCore(engine_recorder(file), core.scheduler, core.runner, core.clock, eos_ids=(3,), vocab_size=50)
 
 
 def run_all(core: EngineCore) -> None:
@@ -88,7 +88,7 @@ def test_drafts_and_guides_cannot_be_recorded(tmp_path: Path) -> None:
     for number, options in enumerate(({"drafter": Script()}, {"guides": ArithmeticGuides()})):
         core = make_core(**options)
         guides = {name: given for name, given in options.items() if name == "guides"}
-        recorder = Recorder(tmp_path / f"{number}.jsonl")
+        recorder = engine_recorder(tmp_path / f"{number}.jsonl")
         with pytest.raises(ConfigError, match="cannot record a run with drafts or guides"):
             RecordingCore(recorder, core.scheduler, core.runner, core.clock, vocab_size=50, **guides)
 
@@ -129,7 +129,7 @@ def test_a_run_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no full disk to write to")
-    recorder = Recorder(Path("/dev/full"))
+    recorder = engine_recorder(Path("/dev/full"))
     inner = make_core()
     core = RecordingCore(recorder, inner.scheduler, inner.runner, inner.clock, eos_ids=(3,), vocab_size=50)
     core.add(Add("a", Prompt([5, 6, 7], SequenceParams(max_tokens=6, ignore_eos=True))))

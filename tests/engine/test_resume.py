@@ -14,7 +14,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuidedSequences
 from roseinfer.engine.messages import Add, PriorOutput
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.kv.blocks import block_keys, sha256
 from roseinfer.sim.replay import read_recording, replay
 from tests.helpers.cases import cases
@@ -227,7 +227,7 @@ def test_a_recorded_resume_replays(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     inner = make_core()
     core = RecordingCore(
-        Recorder(file), inner.scheduler, inner.runner, inner.clock, depth=1, eos_ids=(3,), vocab_size=50
+        engine_recorder(file), inner.scheduler, inner.runner, inner.clock, depth=1, eos_ids=(3,), vocab_size=50
     )
     core.add(asked("plain", n=3, age_s=2.0, outputs=[PriorOutput([4, 5, 6], 0.5), None, PriorOutput([], 0.0)]))
     while core.busy:

@@ -10,7 +10,7 @@ from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.router.record import RecordingPlacer
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.registry import scheduler_config
@@ -33,7 +33,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Fle
     names = iter(("0", "1", "2", "1.2"))
 
     def core(*args: Any, **options: Any) -> RecordingCore:
-        return RecordingCore(Recorder(f"{file}.{next(names)}"), *args, **options)
+        return RecordingCore(engine_recorder(f"{file}.{next(names)}"), *args, **options)
 
     placers: list[RecordingPlacer] = []
 

@@ -15,7 +15,7 @@ from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.messages import Add
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
@@ -72,7 +72,7 @@ def record(
     copies = OffloadCosts.for_policy(options_of(scheduler), known, machine.cost.load_s, machine.cost.store_s)
     policy = make_policy(scheduler, known)
     core = RecordingCore(
-        Recorder(path),
+        engine_recorder(path),
         Scheduler(scheduler, kv, policy, machine.max_model_len, limits, offloading=copies),
         priced,
         clock,
