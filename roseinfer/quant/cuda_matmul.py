@@ -1,7 +1,5 @@
 """Products on a GPU: few rows by our own kernels, which fuse the operations around the product; more by cuBLAS."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
@@ -27,21 +25,12 @@ class CudaMatmul(FewOrMany):
     def bare(self) -> "CudaMatmul":
         return CudaMatmul(self._weight, self._bias, NO_EPILOGUE)
 
-    def many(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-        ready: Callable[[], None] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = x if norm is None else norm(x)
-        if ready is not None:
-            ready()
+    def product(self, inputs: torch.Tensor, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
         if residual is None:
-            return inputs, F.linear(inputs, self._weight, self._bias)
+            return F.linear(inputs, self._weight, self._bias)
         if self._bias is None:
-            return inputs, residual.addmm_(inputs, self._transposed)
-        return inputs, residual.add_(F.linear(inputs, self._weight, self._bias))
+            return residual.addmm_(inputs, self._transposed)
+        return residual.add_(F.linear(inputs, self._weight, self._bias))
 
     def _of_many(
         self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, out: torch.Tensor | None

@@ -105,6 +105,17 @@ class FewOrMany:
         """Return the inputs of a product of many rows, x or norm(x), and the product with bias and residual, which
         `finish` completes. It overwrites a residual. ready: called between the launches of both.
         """
+        inputs = self.prepared(x, norm)
+        if ready is not None:
+            ready()
+        return inputs, self.product(inputs, x.dtype, residual)
+
+    def prepared(self, x: torch.Tensor, norm: Norm | None) -> Any:
+        """Return x or norm(x), in the form that `product` takes."""
+        return x if norm is None else norm(x)
+
+    def product(self, inputs: Any, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product of many rows of `inputs` with bias and residual, in `dtype`, without the epilogue."""
         raise NotImplementedError
 
     def __call__(

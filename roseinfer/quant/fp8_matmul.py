@@ -5,8 +5,6 @@ operations around the product stay fused. More rows are rounded to FP8 as well, 
 product (W8A8). A row of a large step and the same row in a small one therefore differ by the rounding of activations.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
@@ -62,25 +60,14 @@ class Fp8Matmul(FewOrMany):
         return takes_small(rows, self._weight.codes, self._epilogue.gated, self._weight.scales)
 
     # Steps of a product of many rows
-    def many(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-        ready: Callable[[], None] | None = None,
-    ) -> tuple[Fp8Rows, torch.Tensor]:
-        inputs = plain_rows(x, grouped=self.grouped) if norm is None else self.normed(norm, x)
-        if ready is not None:
-            ready()
-        return inputs, self.product(inputs, x.dtype, residual)
-
-    def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
-        """Return norm(x), rounded for this product."""
+    def prepared(self, x: torch.Tensor, norm: Norm | None) -> Fp8Rows:
+        """Return x or norm(x), rounded for this product."""
+        if norm is None:
+            return plain_rows(x, grouped=self.grouped)
         return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self.grouped)
 
-    def product(self, x: Fp8Rows, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the product with bias and residual, without the rest of the epilogue."""
-        return self._factor(x, dtype, self._bias, residual)
+    def product(self, inputs: Fp8Rows, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return self._factor(inputs, dtype, self._bias, residual)
 
     def finish_for(self, second: "Fp8Matmul", y: torch.Tensor) -> Fp8Rows:
         """Apply the epilogue to a product and round the result for the product of `second`."""
@@ -120,7 +107,7 @@ class Fp8Pair:
         first, second, rows = self._first, self._second, x.shape[0]
         if first.few.pays(rows) or second.few.pays(rows):
             return second(first.after(norm, x), residual)
-        between = first.finish_for(second, first.product(first.normed(norm, x), x.dtype))
+        between = first.finish_for(second, first.product(first.prepared(x, norm), x.dtype))
         return second.product(between, x.dtype, residual)
 
 

@@ -4,7 +4,6 @@ Few rows read the weight and widen it in registers, with the operations around t
 More rows take tiles that widen it, too, and prompts the library, by a copy in 16 bits.
 """
 
-from collections.abc import Callable
 from copy import copy
 
 import torch
@@ -13,7 +12,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.linear.int4_codes import PackedInt4, pack
 from roseinfer.kernels.linear.int4_product import Int4Factor, Int4Workspace
 from roseinfer.kernels.linear.nvfp4_codes import pack_nvfp4
-from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue
 from roseinfer.quant.cuda_rows import FewOrMany, SkinnyMatmul
 from roseinfer.quant.int4_weight import DEFAULT_ZERO, MAX_CODE, Int4Weight
 from roseinfer.quant.nvfp4_weight import Nvfp4Weight
@@ -53,18 +52,9 @@ class Int4Matmul(FewOrMany):
         other._set_epilogue(NO_EPILOGUE)
         return other
 
-    def many(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-        ready: Callable[[], None] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = x if norm is None else norm(x)
-        if ready is not None:
-            ready()
+    def product(self, inputs: torch.Tensor, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
         ordered = inputs if self._inputs is None else inputs.index_select(1, self._inputs)
-        return inputs, self._factor(ordered, self._bias, residual)
+        return self._factor(ordered, self._bias, residual)
 
 
 def packed(weight: Int4Weight | Nvfp4Weight) -> PackedInt4:
