@@ -3,22 +3,15 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from roseinfer.cluster.directory import Directory, EngineEntry
 from roseinfer.cluster.endpoint import Connector
-from roseinfer.cluster.routed import RoutedEngine
-from roseinfer.core.clock import Clock, MonotonicClock
-from roseinfer.core.config.replicas import DEFAULT_ROUTER
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.core.errors import RoseinferError
-from roseinfer.engine.live import InflightLimit, LiveRequests
-from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.engine.live import LiveRequests
 
 log = logging.getLogger(__name__)
-
-# How long begun requests may stay on a retiring engine, as with `--drain-timeout`.
-DEFAULT_DRAIN_S = 30.0
 
 # Makes the connector of an engine with a number. Raises `RoseinferError` for an unusable entry.
 MakeConnector = Callable[[EngineEntry, int], Connector]
@@ -42,9 +35,7 @@ class DirectorySync:
     An entry for which `make_connector` raises is skipped until its address or incarnation changes.
     """
 
-    def __init__(
-        self, directory: Directory, make_connector: MakeConnector, engines: EngineSet, drain_s: float = DEFAULT_DRAIN_S
-    ) -> None:
+    def __init__(self, directory: Directory, make_connector: MakeConnector, engines: EngineSet, drain_s: float) -> None:
         self._directory = directory
         self._make_connector = make_connector
         self._engines = engines
@@ -101,23 +92,15 @@ class DirectorySync:
 async def start_from_directory(
     directory: Directory,
     make_connector: MakeConnector,
-    tokenizer: Tokenizer,
-    *,
-    router: str = DEFAULT_ROUTER,
-    inflight: InflightLimit | None = None,
-    prefix: str = "",
-    processes: int = 1,
-    record: Path | None = None,
-    clock: Clock | None = None,
-    drain_s: float = DEFAULT_DRAIN_S,
+    requests: LiveRequests,
+    router: RouterSetup,
+    drain_s: float,
 ) -> RoutedEngine:
     """Return a `RoutedEngine` of the engines in a directory, once one of them is up. There is no timeout.
 
-    `prefix`: unique among the clients of these engines, on all hosts. `drain_s`: how long begun requests may stay on a
-    retiring engine. For other arguments and errors, see `RoutedEngine.start`.
+    `drain_s`: how long begun requests may stay on a retiring engine. Raise `ConfigError` as `RoutedEngine.start` does.
     """
-    requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
-    engine = RoutedEngine((), requests, dynamic=True, router=router, processes=processes, record=record)
+    engine = RoutedEngine((), requests, router, dynamic=True)
     engine.run_background(DirectorySync(directory, make_connector, engine, drain_s).run())
     await engine.open()
     return engine

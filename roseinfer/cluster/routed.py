@@ -7,7 +7,7 @@ on another one, with the same seed and age. With output, the other engine recomp
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from roseinfer.cluster.endpoint import Connector, Endpoint
 from roseinfer.cluster.endpoints import Endpoints, incompatibility, unavailable_error
 from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.core.adapters import Adapter
-from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats
@@ -35,12 +34,11 @@ from roseinfer.engine.api import (
     StepRecord,
 )
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.live import ChunkBuffer, ChunkStream, InflightLimit, LiveRequest, LiveRequests
+from roseinfer.engine.live import ChunkBuffer, ChunkStream, LiveRequest, LiveRequests
 from roseinfer.engine.transport import Transport, UnixSocketTransport
 from roseinfer.router.placer import Placer
 from roseinfer.router.record import RecordingPlacer
 from roseinfer.router.registry import PREFIX_AWARE
-from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +47,16 @@ TICK_S = 0.1
 OTHERS_START_TIMEOUT_S = 0.5
 # Seconds until an engine has read a request, about.
 SEND_DELAY_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSetup:
+    """Choice among several engines. `processes`: clients that share the engines. `record`: file of the decisions."""
+
+    name: str = DEFAULT_ROUTER
+    processes: int = 1
+    record: Path | None = None
+    seed: int | None = None
 
 
 class RoutedEngine:
@@ -61,13 +69,10 @@ class RoutedEngine:
         self,
         connectors: Sequence[Connector],
         requests: LiveRequests,
+        router: RouterSetup,
         *,
         dynamic: bool = False,
         first: int = 0,
-        router: str = DEFAULT_ROUTER,
-        processes: int = 1,
-        record: Path | None = None,
-        seed: int | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         """Add the initial engines of `connectors`, numbered from `first` on.
@@ -83,11 +88,8 @@ class RoutedEngine:
         self.endpoints = Endpoints(self._clock)
         self._adapters = FleetAdapters(self.endpoints)
         self._router = router
-        self._processes = processes
-        self._record = record
         self.placer: Placer | None = None  # with several engines, once one is up
         self._observer: RoutingObserver = NullRoutingObserver()
-        self._seed = seed
         # With several engines, a `Dispatcher` replaces it once one is up.
         self._dispatcher: RequestDispatcher = SingleDispatcher(self.endpoints, requests)
         self._has_info = False
@@ -104,30 +106,18 @@ class RoutedEngine:
         cls,
         addresses: Sequence[Path],
         rows_path: Path,
-        tokenizer: Tokenizer,
-        *,
-        router: str = DEFAULT_ROUTER,
-        inflight: InflightLimit | None = None,
-        prefix: str = "",
-        processes: int = 1,
-        record: Path | None = None,
+        requests: LiveRequests,
+        router: RouterSetup,
         first: int = 0,
-        clock: Clock | None = None,
     ) -> "RoutedEngine":
         """Connect to engines of another owner, and return once one is up.
 
         There is no timeout: the owner reports failures. Raise `ResourceError` if the shared memory cannot be read, and
-        `ConfigError` if `record`, the file of the router's decisions, cannot be written.
-
-        `inflight`: limit over all engines. `prefix`: of our request ids, unique among the `processes` clients. `first`:
-        number of the first engine.
+        `ConfigError` if the file of the router's decisions cannot be written. `first`: number of the first engine.
         """
-        requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
         rows = EngineRows.open(rows_path)
         connectors = [Connector(partial(UnixSocketTransport, address), rows) for address in addresses]
-        engine = cls(
-            connectors, requests, first=first, router=router, processes=processes, record=record, on_close=rows.close
-        )
+        engine = cls(connectors, requests, router, first=first, on_close=rows.close)
         await engine.open()
         return engine
 
@@ -264,17 +254,18 @@ class RoutedEngine:
         self._dispatcher.on_connected(endpoint, another)
 
     def _dispatcher_for(self, info: EngineInfo) -> Dispatcher:
-        make = Placer if self._record is None else partial(RecordingPlacer, self._record)
+        router = self._router
+        make = Placer if router.record is None else partial(RecordingPlacer, router.record)
         placer = make(
-            self._router,
+            router.name,
             [endpoint.number for endpoint in self.endpoints],
-            share=self._processes,
+            share=router.processes,
             blocks=info.facts.num_blocks,
             delay_s=SEND_DELAY_S,
-            seed=self._seed,
+            seed=router.seed,
         )
         self.placer = placer
-        keyed = self._router in PREFIX_AWARE and info.prefix_caching
+        keyed = router.name in PREFIX_AWARE and info.prefix_caching
         dispatcher = Dispatcher(self.endpoints, placer, self._requests, keyed=keyed, block_size=info.block_size)
         dispatcher.observe(self._observer)
         return dispatcher

@@ -10,11 +10,11 @@ from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.remote.supervisor import RemoteSupervisor
 from roseinfer.cluster.remote.tls import TlsFolder
-from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
-from roseinfer.engine.live import InflightLimit
+from roseinfer.engine.live import InflightLimit, LiveRequests
 from roseinfer.text.tokenizer import Tokenizer
 
 
@@ -33,8 +33,9 @@ async def routed_engine(
     `prefix`: of request ids, different from that of the server's other clients. `processes`: number of clients that
     share the engines, this one included. `record`: file for the router's decisions, if there are several engines.
     """
-    record_path = None if record is None else Path(record)
-    router = replicas.router or DEFAULT_ROUTER
+    router = RouterSetup(
+        name=replicas.router or DEFAULT_ROUTER, processes=processes, record=None if record is None else Path(record)
+    )
     if addresses.rows is None:
         # Their supervisor logs failures.
         tls = TlsFolder(Path(addresses.tls_dir))
@@ -42,26 +43,14 @@ async def routed_engine(
         return await start_from_directory(
             FixedDirectory(addresses.addresses),
             lambda entry, number: engines.connector(number, HostPort.parse(entry.address, "engines")),
-            tokenizer,
-            router=router,
-            inflight=inflight,
             # Other servers, with request ids of their own, may use the same engines.
-            prefix=f"{secrets.token_hex(6)}-{prefix}",
-            processes=processes,
-            record=record_path,
-            drain_s=replicas.drain_timeout,
+            LiveRequests(tokenizer, None, inflight, f"{secrets.token_hex(6)}-{prefix}"),
+            router,
+            replicas.drain_timeout,
         )
-    return await RoutedEngine.start(
-        list(map(Path, addresses.addresses)),
-        Path(addresses.rows),
-        tokenizer,
-        router=router,
-        inflight=inflight,
-        prefix=prefix,
-        processes=processes,
-        record=record_path,
-        first=addresses.first,
-    )
+    requests = LiveRequests(tokenizer, None, inflight, prefix)
+    paths = list(map(Path, addresses.addresses))
+    return await RoutedEngine.start(paths, Path(addresses.rows), requests, router, addresses.first)
 
 
 Supervisor = EngineSupervisor | RemoteSupervisor

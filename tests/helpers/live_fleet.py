@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.adapters import AdapterConfig
@@ -20,6 +20,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
+from roseinfer.engine.live import InflightLimit, LiveRequests
 from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer
@@ -151,7 +152,8 @@ async def live_fleet(
     await supervisor.launch()
     await supervisor.connect()
     try:
-        engine = await RoutedEngine.start(supervisor.addresses, supervisor.rows_path, tokenizer)
+        requests = LiveRequests(tokenizer, None, InflightLimit(), "")
+        engine = await RoutedEngine.start(supervisor.addresses, supervisor.rows_path, requests, RouterSetup())
         try:
             yield LiveFleet(supervisor, engine, tokenizer, make.module)
         finally:

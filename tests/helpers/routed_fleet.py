@@ -9,7 +9,7 @@ from roseinfer.cluster.dispatch import Dispatcher
 from roseinfer.cluster.displaced import SETTLE_S
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.engine_rows import EngineRows
-from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import RoseinferError
@@ -134,9 +134,8 @@ class Fleet:
         self.observed = Observed()
         self.host_lost: set[int] = set()
         ways = [self.connector(number) for number in range(engines)]
-        self.routed = RoutedEngine(
-            ways, self.requests, dynamic=dynamic, router=router, record=record, seed=FROM_THE_FIRST
-        )
+        setup = RouterSetup(name=router, record=record, seed=FROM_THE_FIRST)
+        self.routed = RoutedEngine(ways, self.requests, setup, dynamic=dynamic)
         self.routed.on_routing(self.observed)
         self._names = itertools.count()
         for number in range(engines):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from roseinfer.cluster.endpoint import Connector
-from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.core.adapters import AdapterPool
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.engine.adapters import AdapterRegistry
@@ -61,6 +61,6 @@ async def client_of(engines: Sequence[SocketEngine], prefix: str) -> RoutedEngin
     """Return a client of these engines, once one is connected. `prefix`: unique among the clients."""
     requests = LiveRequests(byte_tokenizer(), MonotonicClock(), InflightLimit(), prefix)
     connectors = [Connector(partial(UnixSocketTransport, engine.path), NO_BOARD) for engine in engines]
-    client = RoutedEngine(connectors, requests, router="round-robin")
+    client = RoutedEngine(connectors, requests, RouterSetup(name="round-robin"))
     await client.open()
     return client

@@ -19,10 +19,10 @@ from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.remote.tls import TlsFolder
-from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.config.hub import tokenizer_folder
 from roseinfer.core.slo import Cause
-from roseinfer.engine.live import InflightLimit
+from roseinfer.engine.live import InflightLimit, LiveRequests
 from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.metrics import deployment_snapshot, with_engines, without_clock
@@ -92,15 +92,13 @@ class ApiReplica:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, plan.server.chat_template)
         tls = await self._certificate()
         self._remote = RemoteEngines(tls, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
+        inflight = InflightLimit(plan.engine.scheduler.max_inflight_requests)
         starting = start_from_directory(
             self._engine_directory,
             self._connector,
-            tokenizer,
-            router=plan.router,
-            inflight=InflightLimit(plan.engine.scheduler.max_inflight_requests),
-            prefix=f"{self._process}-",
-            processes=plan.deploy.api_processes,
-            drain_s=replicas.drain_timeout,
+            LiveRequests(tokenizer, None, inflight, f"{self._process}-"),
+            RouterSetup(name=plan.router, processes=plan.deploy.api_processes),
+            replicas.drain_timeout,
         )
         self._engine = engine = await with_texts(self._parts.service, tokenizer, starting)
         self._parts.service.attach(engine, tokenizer)

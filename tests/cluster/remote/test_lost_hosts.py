@@ -20,13 +20,14 @@ from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engine_server import EngineServer, RemoteProcessTransport
 from roseinfer.cluster.remote.engines import RemoteEngines
-from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.routed import RoutedEngine, RouterSetup
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.live import InflightLimit, LiveRequests
 from tests.helpers.distant_engine import AHEAD_S
 from tests.helpers.in_loop import until
 from tests.helpers.live_fleet import Stream, ended
@@ -243,12 +244,12 @@ def test_engines_come_and_go_with_a_directory(run: Callable[[Work], None]) -> No
             EngineEntry(str(each.address), incarnation="1", number=7 + n) for n, each in enumerate(hosts.wires)
         ]
         directory, engines = DynamicDirectory([first]), RemoteEngines(own_tls(), quiet_s=QUIET_S, lost_s=LOST_S)
-        tokenizer = load_tokenizer(tiny_config().model)
+        requests = LiveRequests(load_tokenizer(tiny_config().model), None, InflightLimit(), "told-")
 
         def way(entry: EngineEntry, number: int) -> Connector:
             return engines.connector(number, HostPort.parse(entry.address, "engines"))
 
-        engine = await start_from_directory(directory, way, tokenizer, prefix="told-", drain_s=0.2)
+        engine = await start_from_directory(directory, way, requests, RouterSetup(), drain_s=0.2)
         streams = [Stream(ask(f"r{number}", number, 250)) for number in range(4)]
         for stream in streams:
             engine.submit(stream.request, stream)
