@@ -31,7 +31,8 @@ class Machine:
     `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
     drafts, by position; empty = no step verifies drafts. `windows`: pools of the KV groups after the first.
     `states`: pool of the state group. `num_host_slots`: slots for states in host memory, whose copies cost nothing.
-    `adapters`: slots and sizes of LoRA adapters; None = there are none.
+    `adapters`: slots and sizes of LoRA adapters; None = there are none. `exposed_s`, `exposed_row_s`: work of the host
+    for a step and for each of its rows, which takes time unless another step runs meanwhile.
     """
 
     cost: CostParams = field(default_factory=CostParams)
@@ -49,6 +50,8 @@ class Machine:
     slowdown: tuple[tuple[float, float], ...] = ()
     acceptance: tuple[float, ...] = ()
     adapters: AdapterMachine | None = None
+    exposed_s: float = 0.0
+    exposed_row_s: float = 0.0
 
     def misjudged(self, factor: float) -> "Machine":
         """Return this machine with policies that believe it to be `factor` times faster."""
@@ -110,7 +113,7 @@ class PricedRunner(PassThrough):
             duration_s = max(duration_s if plan.rows else 0.0, len(plan.adapter_loads) * self._machine.adapters.load_s)
         if self._machine.noise:
             duration_s *= 1 + abs(self._rng.gauss(0.0, self._machine.noise))
-        start_s = max(self._free_s, self._clock.now())
+        start_s = self._start_s(plan)
         if self._machine.slowdown:
             slowness = self._machine.slowness(start_s)
             cost, duration_s = cost.slower(slowness), slowness * duration_s
@@ -120,6 +123,13 @@ class PricedRunner(PassThrough):
         self.busy_s += duration_s
         loads_s, stores_s = cost.load_s * len(plan.loads), cost.store_s * len(plan.stores)
         return PricedHandle(self.inner.submit(plan), duration_s, self._free_s, loads_s, stores_s)
+
+    def _start_s(self, plan: StepPlan) -> float:
+        """Return when the machine begins a step: after the one that runs, or after the host's work."""
+        now_s = self._clock.now()
+        if self._free_s > now_s or not plan.rows:
+            return max(self._free_s, now_s)
+        return now_s + self._machine.exposed_s + self._machine.exposed_row_s * len(plan.rows)
 
     def _stalled_s(self, stalls: PeriodicStalls, start_s: float, duration_s: float) -> float:
         """Return how much longer a step takes for the stalls that it meets, including one already in progress."""

@@ -165,6 +165,10 @@ class CostConfig:
     store_us: float | None = option(
         None, "microseconds per KV block copied to host memory; default: the cost file's, else 50"
     )
+    exposed_ms: float = option(
+        0.0, "milliseconds of the host for a step, unless another step runs meanwhile (`--overlap`, without drafts)"
+    )
+    exposed_row_us: float = option(0.0, "the same for each request of the step, in microseconds")
     noise: float = option(0.0, "a step takes 1 + |N(0, noise)| times its cost")
     max_model_len: int = option(4096, "context in tokens")
     num_kv_blocks: int = option(8192, "KV blocks")
@@ -188,6 +192,7 @@ class CostConfig:
 
     def __post_init__(self) -> None:
         check_within(self, 0, MAX_COST_VALUE, *CONSTANTS, "load_us", "store_us", "noise", "state_us")
+        check_within(self, 0, MAX_COST_VALUE, "exposed_ms", "exposed_row_us")
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0, since time would not advance")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")
@@ -283,4 +288,6 @@ class CostConfig:
             states=None if self.state_slots is None else StatePool(self.state_slots, 0),
             block_size=self.block_size,
             prefix_caching=self.enable_prefix_caching,
+            exposed_s=self.exposed_ms * 1e-3,
+            exposed_row_s=self.exposed_row_us * 1e-6,
         )

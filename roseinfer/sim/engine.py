@@ -169,7 +169,8 @@ class SimulatedEngine:
         drafting = None
         if machine.acceptance:
             learns = not isinstance(options_of(scheduler), CostOptions) and not machine.num_host_blocks
-            pricing = MarginalPricing(self.estimates.cost, self.estimates.yields, learns=learns)
+            overlap = bool(scheduler.overlap)
+            pricing = MarginalPricing(self.estimates.cost, self.estimates.yields, learns=learns, overlap=overlap)
             drafting = Drafting([SimulatedGuesses(TOKEN, machine.acceptance)], pricing)
         copies = OffloadCosts.for_policy(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
         lora, adapters = machine.adapters, None

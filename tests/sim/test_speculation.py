@@ -53,6 +53,26 @@ def test_wrong_drafts_hardly_make_it_slower(count: int) -> None:
     assert run((), count, 100).elapsed_s > 0.98 * run((0.2,) * 4, count, 100).elapsed_s
 
 
+def elapsed_s(*, drafts: bool, exposed: bool, overlap: bool = True) -> float:
+    machine = replace(MACHINE, acceptance=(0.8,) * 4 if drafts else ())
+    if exposed:
+        machine = replace(machine, exposed_s=1e-3, exposed_row_s=50e-6)
+    config = scheduler_config(scheduling_policy="slack", max_num_seqs=16, max_num_batched_tokens=2048, overlap=overlap)
+    return simulate([Arrival(0.0, [5] * 100, 200)] * 16, config, machine).elapsed_s
+
+
+def test_the_work_of_the_host_is_hidden_while_two_steps_are_in_flight() -> None:
+    hidden_s = elapsed_s(drafts=False, exposed=True) - elapsed_s(drafts=False, exposed=False)
+    assert 0 < hidden_s < 0.01, "that of the first steps is not"
+    shown_s = [elapsed_s(drafts=False, exposed=exposed, overlap=False) for exposed in (False, True)]
+    assert shown_s[1] - shown_s[0] == pytest.approx(200 * 1.8e-3, rel=0.05)
+
+
+def test_drafts_expose_the_work_of_the_host() -> None:
+    found = {exposed: elapsed_s(drafts=True, exposed=exposed) for exposed in (False, True)}
+    assert found[False] + 60 * 1.8e-3 < found[True] < elapsed_s(drafts=False, exposed=True)
+
+
 @pytest.mark.parametrize(("text", "shares"), [(None, ()), ("0.8", (0.8,) * 4), ("0.8,0.6", (0.8, 0.6))])
 def test_one_share_is_that_of_four_drafts(text: str | None, shares: tuple[float, ...]) -> None:
     assert WorkloadConfig(speculation_acceptance=text).acceptance == shares
