@@ -15,7 +15,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.offline_fit import fit_cost
@@ -112,7 +112,7 @@ def test_a_recorded_run_gives_its_steps(overlap: bool, tmp_path) -> None:
     core, _, clock = engine(overlap=overlap)
     file = tmp_path / "run.jsonl"
     recording = RecordingCore(
-        Recorder(file), core.scheduler, core.runner, clock, depth=2 if overlap else 1, vocab_size=1000
+        engine_recorder(file), core.scheduler, core.runner, clock, depth=2 if overlap else 1, vocab_size=1000
     )
     for number in range(40):
         params = SequenceParams(max_tokens=5 + 11 * number % 60, ignore_eos=True)

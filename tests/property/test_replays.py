@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.runner import WindowPool
-from roseinfer.engine.record import Recorder, RecordingCore
+from roseinfer.engine.record import RecordingCore, engine_recorder
 from roseinfer.sim.replay import read_recording, replay
 from tests.helpers.cases import examples
 from tests.helpers.engines import add, make_core
@@ -62,7 +62,7 @@ def test_a_replay_makes_the_recorded_plans(
 
     def recording(scheduler: Any, runner: Any, clock: ManualClock, **others: Any) -> RecordingCore:
         clocks.append(clock)
-        return RecordingCore(Recorder(file), scheduler, runner, clock, **others)
+        return RecordingCore(engine_recorder(file), scheduler, runner, clock, **others)
 
     sizes: dict[str, Any] = {
         "windows": (WindowPool(WINDOW_TOKENS, WINDOW_BLOCKS),) if memory == "window" else (),
