@@ -317,9 +317,9 @@ class OptionSet:
         if not several:
             return
         option, values = several[-1]
-        if option.secret and not (values[-1] == self.options[positional].default or _is_path(values[-1])):
-            several_values = f"{option.name} has several values, the last of which may be the {positional}"
-            raise ConfigError(f"{several_values}: put the {positional} first, or {option.flag} before each value")
+        if option.secret and not (values[-1] == self.options[positional].default or _is_place(values[-1])):
+            problem = f"{option.name} has several values, the last of which may be the {positional}"
+            raise ConfigError(f"{problem}: put the {positional} first, or {option.flag} before each value")
         setattr(args, _positional(positional), values.pop())
 
     def build(self, kind: type[Config], given: Mapping[str, Any]) -> Config:
@@ -390,8 +390,8 @@ def _positional(name: str) -> str:
     return f"positional_{name}"
 
 
-def _is_path(value: str) -> bool:
-    """True for what exists on this machine, and for an id of the Hugging Face hub with its owner."""
+def _is_place(value: str) -> bool:
+    """True for a path that exists on this machine, and for an id of the Hugging Face hub with its owner."""
     return _HUB_ID.fullmatch(value) is not None or os.path.exists(value)
 
 

@@ -191,8 +191,8 @@ class CostConfig:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")
 
     def __post_init__(self) -> None:
-        check_within(self, 0, MAX_COST_VALUE, *CONSTANTS, "load_us", "store_us", "noise", "state_us")
-        check_within(self, 0, MAX_COST_VALUE, "exposed_ms", "exposed_row_us")
+        others = ("load_us", "store_us", "noise", "state_us", "exposed_ms", "exposed_row_us")
+        check_within(self, 0, MAX_COST_VALUE, *CONSTANTS, *others)
         if self.step_ms == self.token_us == 0:
             raise ConfigError("step_ms and token_us must not both be 0, since time would not advance")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")

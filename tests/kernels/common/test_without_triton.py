@@ -27,7 +27,7 @@ def test_every_module_is_imported() -> None:
 
 
 def test_a_triton_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Installed but broken: it was "'function' object is not subscriptable" at the first kernel."""
+    """Otherwise the first kernel ends in "'function' object is not subscriptable"."""
     (tmp_path / "triton.py").write_text("raise ImportError('built for another Python')")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
