@@ -198,7 +198,9 @@ def _forward_pass(
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
         return eager, ()
-    buckets, choice = decode_buckets(shape.limits.max_rows), CudaTokenChooser(seats)
+    costly_padding = model.spec.experts is not None or bool(model.spec.deltas)
+    buckets = decode_buckets(shape.limits.max_rows, costly_padding=costly_padding)
+    choice = CudaTokenChooser(seats)
     recorder, mixed_sizes = GraphRecorder(), mixed_buckets(shape.captured_tokens)
     drafts = shape.limits.max_drafts > 0
     mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_sizes, group.minimum, recorder, drafts=drafts)

@@ -8,6 +8,7 @@ from roseinfer.core.plan import Row, StepLimits
 from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_draft_steps import CudaDraftSteps
+from roseinfer.runner.cuda_graphs import MAX_EXACT_ROWS
 from roseinfer.runner.cuda_sampler import CudaTokenChooser
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.model_runner import ModelRunner
@@ -29,7 +30,8 @@ def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> 
     Kernels that this misses are compiled at their first launch. Library kernels do run in between, on unwritten memory.
     That is safe: they only compute numbers, no addresses, and token ids are zeros.
     """
-    sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, limits.max_rows)})
+    few = () if model.spec.experts is None else range(1, MAX_EXACT_ROWS)  # programs of experts depend on their number
+    sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, *few, limits.max_rows)})
     steps = [[1] * rows for rows in sizes]
     steps += [[tokens] for tokens in _chunks(model, limits.max_tokens)]
     choice = CudaTokenChooser(assembly.seats) if isinstance(assembly.runner, ModelRunner) else None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roseinfer.core.plan import Row
-from roseinfer.runner.cuda_graphs import DecodeGraphs
+from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
 from roseinfer.runner.forward import Columns, Forwarded
 from tests.runner.fake_graphs import FakeRecorder
 
@@ -64,3 +64,15 @@ def test_steps_with_adapters_have_graphs_of_their_own() -> None:
 def test_other_steps_are_passed_on(rows: list[tuple[int, int]]) -> None:
     bench = Bench()
     assert bench.run(*rows) is OTHERS and not bench.calls
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 8, 20, 256, 1000])
+@pytest.mark.parametrize("costly_padding", [False, True])
+def test_buckets_ascend_to_the_most_rows(max_rows: int, costly_padding: bool) -> None:
+    buckets = decode_buckets(max_rows, costly_padding=costly_padding)
+    assert buckets == sorted(set(buckets)) and buckets[0] == 1 and buckets[-1] == max_rows
+
+
+def test_no_step_of_few_rows_is_padded_where_that_is_costly() -> None:
+    assert decode_buckets(256, costly_padding=True)[:9] == [1, 2, 3, 4, 5, 6, 7, 8, 16]
+    assert decode_buckets(256)[:5] == [1, 2, 4, 8, 16]
