@@ -80,7 +80,6 @@ Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), AfterValidator(_not_tiny)]
 Count = Annotated[int, Field(ge=1)]
 ThinkingBudget = Annotated[int, Field(ge=-1)]
-ChoiceCount = Annotated[int, Field(ge=1), FollowsOptions(lambda limits: {"le": limits.max_choices})]
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, pattern="^[!-~]*$")]
 # As the engine checks them, with a message of its own.
 MAX_ADAPTER_NAME_CHARS, MAX_ADAPTER_PATH_CHARS = 256, 4096
