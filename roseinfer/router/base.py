@@ -100,6 +100,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def pace_s(self) -> float:
+        """Tightest TPOT objective of its requests, in seconds; inf without any."""
+        ...
+
+    @property
     def best_effort(self) -> int:
         """Number of waiting requests without objectives."""
         ...

@@ -6,6 +6,7 @@ from random import Random
 
 from roseinfer.router.base import MAX_TRUSTED_SHARE, Candidate, RoutingRequest
 from roseinfer.router.least import LeastLoaded
+from roseinfer.router.spared import SparedEngine
 
 MIN_PREFIX_TOKENS = 128  # cached tokens that make an engine preferred
 FULL_SHARE = 0.75  # mean utilisation from which the fleet counts as full
@@ -20,7 +21,7 @@ class PaceRouting:
 
     An engine pays the constant cost of a step as often as its tightest TPOT objective requires. So tight requests go
     where others are while they fit, then where they cost the least. A full fleet keeps them together too: spread
-    over all engines they would slow down every request.
+    over all engines they would slow down every request. If they are spread, one engine gets no more (`SparedEngine`).
 
     Engines with a long cached prefix come first; without any, those with the request's LoRA adapter in a slot. Another
     engine is chosen only if none of them meets the objectives, that one does, and the fleet is not full. A request
@@ -31,6 +32,7 @@ class PaceRouting:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._by_load = LeastLoaded(rng)
+        self._spared = SparedEngine()
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
         priced = [candidate for candidate in candidates if candidate.priced]
@@ -46,8 +48,13 @@ class PaceRouting:
                 return self._least_busy(preferred), reason
             return self._least_busy(priced), "rest"
         full = sum([candidate.utilisation for candidate in priced]) >= FULL_SHARE * len(priced)
-        if not holders or len(holders) == len(priced):
-            return self._best(request, priced, cached, full, now_s)[0], reason if holders else "pace"
+        spared = self._spared.from_request(request, priced, full)
+        if not holders:
+            rest = [i for i, candidate in enumerate(priced) if candidate.engine != spared]
+            found = self._best(request, [priced[i] for i in rest], [cached[i] for i in rest], full, now_s)
+            return found[0], "pace"
+        if len(holders) == len(priced):
+            return self._best(request, priced, cached, full, now_s)[0], reason
         chosen, score = self._best(request, preferred, [cached[i] for i in holders], full, now_s)
         if score[0] and not full:
             other, other_score = self._best(request, priced, cached, full, now_s)

@@ -83,7 +83,6 @@ class EngineView:
         "_seated",
         "_sent",
         "_share",
-        "_smallest_s",
         "_step_s",
         "_token_s",
         "_waiting",
@@ -92,6 +91,7 @@ class EngineView:
         "breaker",
         "engine",
         "load",
+        "pace_s",
         "prefixes",
         "priced",
         "promise",
@@ -173,7 +173,7 @@ class EngineView:
         self.priced = promise.cost.step_s > 0
         self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
         self._keep = max(promise.usable_share, MIN_USABLE_SHARE)
-        self._smallest_s, self._busy = promise.smallest_s, promise.busy
+        self.pace_s, self._busy = promise.smallest_s, promise.busy
         self._base = promise.busy + promise.weights
         self._arriving = promise.arriving
         self._queues = list(accumulate(promise.waiting_tokens, initial=promise.fill_tokens))[1:]
@@ -196,15 +196,15 @@ class EngineView:
         self._held += sent.blocks * self._block_share
         self._waiting += sent.requests
         self.best_effort += sent.best_effort
-        if sent.tpot_s < self._smallest_s:
-            self._smallest_s = sent.tpot_s
+        if sent.tpot_s < self.pace_s:
+            self.pace_s = sent.tpot_s
         queues = self._queues
         for bucket in range(bisect_left(DUE_S, sent.due_s - self._from_s), len(queues)):
             queues[bucket] += sent.tokens
 
     def _update_totals(self) -> None:
         self.load = self._waiting, self._running
-        self._current_pace = self._step_s / self._smallest_s
+        self._current_pace = self._step_s / self.pace_s
         self._needed = self._base + self._arriving
         self._seated = (self._running + self._waiting) * self._seat_share
         self.utilisation = max((self._current_pace + self._needed) / self._keep, self._held, self._seated)
@@ -234,7 +234,7 @@ class EngineView:
         step_s, current_pace = self._step_s, self._current_pace
         if end_s < inf or tpot_s < MIN_TPOT_S:
             left_s, tpot_s = request.required_latency(outputs)
-        constant = step_s / tpot_s if tpot_s < self._smallest_s else current_pace
+        constant = step_s / tpot_s if tpot_s < self.pace_s else current_pace
         share = self._keep - constant - self._busy
         if share < MIN_PROMPT_SHARE:
             share = MIN_PROMPT_SHARE
