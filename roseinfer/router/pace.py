@@ -50,9 +50,10 @@ class PaceRouting:
         full = sum([candidate.utilisation for candidate in priced]) >= FULL_SHARE * len(priced)
         spared = self._spared.from_request(request, priced, full)
         if not holders:
-            rest = [i for i, candidate in enumerate(priced) if candidate.engine != spared]
-            found = self._best(request, [priced[i] for i in rest], [cached[i] for i in rest], full, now_s)
-            return found[0], "pace"
+            if spared is not None:
+                kept = [i for i, candidate in enumerate(priced) if candidate.engine != spared]
+                priced, cached = [priced[i] for i in kept], [cached[i] for i in kept]
+            return self._best(request, priced, cached, full, now_s)[0], "pace"
         if len(holders) == len(priced):
             return self._best(request, priced, cached, full, now_s)[0], reason
         chosen, score = self._best(request, preferred, [cached[i] for i in holders], full, now_s)

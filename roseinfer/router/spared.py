@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from roseinfer.router.base import Candidate, RoutingRequest
 
-# With two engines, tight requests need both (`docs/explanation/routing.md`).
+# With two engines it costs more than it gains (`docs/explanation/routing.md`).
 MIN_ENGINES_COUNT = 3
 MAX_EQUAL_RATIO = 1.05  # up to which paces count as equal
 LOOSE_GAIN_SHARE = 1 / 64  # of a request, for the share of loose ones
