@@ -110,13 +110,13 @@ class OpenLoopConfig:
         10.0, "arrivals per second (default: inf = all at once; of workloads but burst 10)", aliases=("request_rate",)
     )
     burstiness: float = option(1.0, "gamma: shape of the gaps' distribution; 1 = Poisson, less = burstier")
-    in_len: int = option(128, "prompt tokens; with in_min the longest prompt", aliases=("input_len",))
-    in_min: int = option(0, "shortest prompt, lengths being uniform; 0 = all have in_len", aliases=("input_len_min",))
-    out_len: int = option(32, "tokens to generate; with out_min the most", aliases=("output_len",))
+    in_len: int = option(128, "prompt tokens; with --in-min the longest prompt", aliases=("input_len",))
+    in_min: int = option(0, "shortest prompt, lengths being uniform; 0 = all have --in-len", aliases=("input_len_min",))
+    out_len: int = option(32, "tokens to generate; with --out-min the most", aliases=("output_len",))
     out_min: int = option(
-        0, "fewest tokens to generate, numbers being uniform; 0 = all generate out_len", aliases=("output_len_min",)
+        0, "fewest tokens to generate, numbers being uniform; 0 = all generate --out-len", aliases=("output_len_min",)
     )
-    cycle: str | None = option(None, "prompt lengths taken in turn, instead of in_len", metavar="N,N,...")
+    cycle: str | None = option(None, "prompt lengths taken in turn, instead of --in-len", metavar="N,N,...")
     shared_prefix: int = option(0, "length of the prefix that all prompts share")
     same_prompt: bool = option(False, "send the first request's prompt with all requests")
     vocab: int = option(30_000, "token ids are drawn from [10, vocab)")
@@ -132,7 +132,7 @@ class OpenLoopConfig:
     procs: int = option(
         4,
         "client processes that share the requests, so that the client is not the limit "
-        "(default: 4; 1 with max_concurrency or probe_request_rate)",
+        "(default: 4; 1 with --max-concurrency or --probe-request-rate)",
     )
     seed: int = option(0, "seed of arrivals, lengths and prompts")
     timeout: float = option(300.0, "seconds after which a request fails")

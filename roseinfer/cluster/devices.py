@@ -94,7 +94,7 @@ def _gpus(device: str, *, named: bool) -> list[str]:
     """Return the names of the GPUs that engines may use. Raises `ConfigError` if `device` requires one."""
     if device not in ("auto", "cuda"):
         if named:
-            raise ConfigError(f"devices requires device=cuda or auto, not {device!r}")
+            raise ConfigError(f"--devices requires --device cuda or auto, not {device!r}")
         return []
     gpus = gpu_names() if device == "cuda" or named or any(map(os.path.exists, DRIVERS)) else []
     if device == "cuda" and not gpus:

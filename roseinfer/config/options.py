@@ -330,10 +330,13 @@ class OptionSet:
         return kind(**{name: value for name, value in values.items() if name in names})
 
     def with_flags(self, message: str) -> str:
-        """Replace the names of fields in an error message by their flags; names of files stay."""
+        """Replace the names of fields in an error message by their flags; names of files stay.
+
+        A name of one word may be an ordinary word: it counts only where the message begins, and before `=`.
+        """
         for name, option in self.options.items():
-            anywhere = "" if "_" in name else "^"
-            message = re.sub(rf"{anywhere}(?<![-./\w]){name}\b(?!\.\w)", option.flag, message)
+            named = name if "_" in name else f"^{name}|(?<= ){name}(?==)"
+            message = re.sub(rf"(?<![-./\w])(?:{named})\b(?!\.\w)", option.flag, message)
         return message
 
     def _add_positional(self, name: str, args: argparse.Namespace, given: dict[str, Any]) -> None:

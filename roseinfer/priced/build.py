@@ -61,7 +61,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     check_model_options(config)
     priced = config.priced
     if priced.cost is None:
-        raise ConfigError("cost: device priced needs a cost file, written by `roseinfer calibrate`")
+        raise ConfigError("cost is required with device=priced: a file written by `roseinfer calibrate`")
     if len(priced.slow_list) > 1:
         raise ConfigError(f"slow: got {len(priced.slow_list)} factors for one engine")
     cost = read_cost(priced.cost)
@@ -111,7 +111,7 @@ def check_model_options(config: EngineConfig) -> None:
     for part in (config.model, config.cache, config.profile):
         for f in fields(part):
             if f.name in _OF_MODELS[type(part)] and getattr(part, f.name) != f.default:
-                raise ConfigError(f"{f.name} is not supported by device priced, which has no model")
+                raise ConfigError(f"{f.name} is not supported with device=priced, which has no model")
 
 
 def read_vocabulary(folder: Path, size: int | None, eos_ids: tuple[int, ...]) -> DrawnVocabulary:

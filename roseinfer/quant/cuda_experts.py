@@ -146,7 +146,7 @@ def _stacked(count: int, whole: Stack) -> Stack:
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
     """Raise `ConfigError` if these kernels do not support the device or dtype."""
     if dtype not in (torch.bfloat16, torch.float16):
-        raise ConfigError("on a GPU, models with experts need dtype bfloat16 or float16")
+        raise ConfigError("on a GPU, models with experts need dtype=bfloat16 or dtype=float16")
     if device.type == "cuda" and not EXPERTS.runs_on(torch.cuda.get_device_capability(device)):
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"models with experts need a GPU of compute capability 9.0 or more; {name} has less")

@@ -25,8 +25,8 @@ def adapting_of(config: AdapterConfig, device: torch.device) -> Adapting | None:
 def check_no_adapters(config: AdapterConfig, model: str) -> None:
     """Raise `ConfigError` if adapters are on, for a `model` that has none."""
     if config.enabled:
-        what = f"LoRA adapters are not supported by {model}, which returns vectors instead of text"
-        raise ConfigError(f"{what}; leave out {' and '.join(config.given)}")
+        why = f"LoRA adapters are not supported by {model}, which returns vectors instead of text"
+        raise ConfigError(f"{config.given[0]}: {why}")
 
 
 def with_slots(

@@ -18,7 +18,7 @@ class PrefillOptions:
     max_batch_size: int | None = option(None, "decoding requests in one step, in rotation; default: all that run")
     long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = unlimited")
     decode_first: bool = option(True, "decoding requests get a step's tokens before prompts do")
-    prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: max_num_seqs")
+    prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: --max-num-seqs")
     prefill_max_tokens: int | None = option(None, "prompt tokens computed in one step; default: unlimited")
 
     def __post_init__(self) -> None:

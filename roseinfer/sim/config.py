@@ -82,7 +82,7 @@ class WorkloadConfig:
             names = ", ".join(WORKLOADS)
             raise ConfigError(f"workload must be one of {names}, or a file that ends in .toml, got {self.workload!r}")
         if (self.workload == "trace") != (self.trace is not None):
-            raise ConfigError("workload trace requires trace, and trace requires workload trace")
+            raise ConfigError("--workload trace requires --trace, and --trace requires --workload trace")
         _ = self.class_share_list, self.tenant_share_list, self.acceptance
 
     @property
@@ -152,9 +152,9 @@ class CostConfig:
     )
     step_ms: float = option(5.0, "constant milliseconds of a step: reading the weights, launching")
     token_us: float = option(20.0, "microseconds per prompt token computed")
-    row_us: float | None = option(None, "microseconds per decoding request; default: token_us")
+    row_us: float | None = option(None, "microseconds per decoding request; default: --token-us")
     context_ns: float = option(20.0, "nanoseconds per token of K/V that a decoding request attends to")
-    pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: context_ns")
+    pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: --context-ns")
     chunk_context_ns: float = option(0.0, "nanoseconds per token before each chunk of a prompt")
     expert_us: float = option(0.0, "microseconds per expert that a layer reads in a step, for all layers")
     num_experts: int | None = option(None, "experts of a layer; default: none")
@@ -184,8 +184,8 @@ class CostConfig:
     )
     state_us: float = option(
         0.0,
-        "microseconds to read and write one recurrent state, in addition to row_us; the default of chunk_context_ns is "
-        "then context_ns",
+        "microseconds to read and write one recurrent state, in addition to --row-us; the default of "
+        "--chunk-context-ns is then --context-ns",
     )
     block_size: int = option(16, "tokens of a KV block, a power of two up to 256")
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts seen before")

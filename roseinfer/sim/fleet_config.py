@@ -43,18 +43,18 @@ class FleetConfig:
         """Raise `ConfigError` for an option of several engines where there is one."""
         wrong = next((f.name for f in fields(self) if f.name in given), None)
         if wrong and not self.active:
-            raise ConfigError(f"{wrong} needs replicas")
+            raise ConfigError(f"{wrong} needs --replicas")
         if "autoscale_patience_s" in given and self.autoscale is None:
-            raise ConfigError("autoscale_patience_s needs autoscale")
+            raise ConfigError("--autoscale-patience-s needs --autoscale")
         if "start_s" in given and self.kill is None and self.autoscale is None:
-            raise ConfigError("start_s needs kill or autoscale")
+            raise ConfigError("--start-s needs --kill or --autoscale")
 
     def plans(self, target: float) -> list[FleetPlan]:
         """Return the fleets to compare, in order. `target`: share of good requests that an autoscaler maintains."""
         scaling = self._scaling(target)
         sizes = self._sizes(scaling)
         if scaling is not None and self.slow is not None:
-            raise ConfigError("autoscale and slow cannot be combined, since the engines are not fixed")
+            raise ConfigError("--autoscale and --slow cannot be combined, since the engines are not fixed")
         slow, kills = self._slow(sizes), self._kills(sizes)
         plans = []
         for router in self._routers():
@@ -119,4 +119,4 @@ def _counts(name: str, parts: list[str]) -> list[int]:
 def _check_one_each(name: str, count: int, sizes: list[int]) -> None:
     if sizes != [count]:
         wanted = ", ".join(map(str, sizes))
-        raise ConfigError(f"{name}: {count} are given for {wanted} engines: one each, and one number of replicas")
+        raise ConfigError(f"{name}: {count} are given for {wanted} engines: one each, and one number for --replicas")

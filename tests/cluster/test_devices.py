@@ -148,8 +148,8 @@ def test_each_engine_records_into_files_of_its_own() -> None:
         (ReplicasConfig(devices="0,2"), "auto", 2, "devices=0,2: there are 2 GPUs, numbered from 0"),
         (ReplicasConfig(devices="0+1"), "auto", 2, "devices=0+1: tensor_parallel_size gives each engine 1 GPU"),
         (ReplicasConfig(devices="0"), "auto", 0, "devices=0: PyTorch finds no GPU"),
-        (ReplicasConfig(devices="0,1"), "cpu", 2, "devices requires device=cuda or auto, not 'cpu'"),
-        (ReplicasConfig(devices="0,1"), "priced", 2, "devices requires device=cuda or auto, not 'priced'"),
+        (ReplicasConfig(devices="0,1"), "cpu", 2, "--devices requires --device cuda or auto, not 'cpu'"),
+        (ReplicasConfig(devices="0,1"), "priced", 2, "--devices requires --device cuda or auto, not 'priced'"),
     ],
 )
 def test_devices_that_the_machine_lacks_are_named(

@@ -163,6 +163,7 @@ def test_errors_of_the_dataclass_name_the_flag():
     for kept in ("--max-size, no_max_size", "'/m/max_size.json', max_size.json"):
         assert OPTIONS.with_flags(kept) == kept
     assert OPTIONS.with_flags("see max_size. 'max_size'") == "see --max-size. '--max-size'"
+    assert OPTIONS.with_flags("name needs mode=fast, the mode") == "--name needs --mode=fast, the mode"
 
 
 def test_integers_with_units():

@@ -66,7 +66,7 @@ def test_what_is_wrong_is_named(text: str, message: str) -> None:
     [
         ("recorded:x", {}, "speculation 'recorded:x' is for benchmarks with random weights: it needs load_format dum"),
         ("record:x", {}, "speculation 'record:x' is for benchmarks"),
-        ("ngram", {"profile": ProfileConfig(record="f")}, "record: a run with speculation 'ngram' cannot be recorded"),
+        ("ngram", {"profile": ProfileConfig(record="f")}, "record cannot be combined with speculation=ngram"),
     ],
 )
 def test_options_that_exclude_each_other(text: str, others: dict[str, Any], message: str) -> None:

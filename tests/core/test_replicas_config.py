@@ -34,7 +34,7 @@ def test_devices_say_how_many():
         ({"devices": "-1"}, "devices must be GPU numbers"),
         ({"devices": "0,1,0"}, "devices must name each GPU once"),
         ({"devices": "0,00"}, "devices must name each GPU once"),
-        ({"devices": "0,1", "replicas": 3}, "replicas is 3, but devices names 2"),
+        ({"devices": "0,1", "replicas": 3}, "replicas is 3, but --devices names 2"),
         ({"router": "least"}, "router needs several engines"),
         ({"router": "least", "devices": "1"}, "router needs several engines"),
         ({"engine_timeout": 0.0}, "engine_timeout must be positive"),

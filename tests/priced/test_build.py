@@ -143,7 +143,7 @@ def build(cost: str | None, **options: object):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cost": None}, "cost: device priced needs a cost file"),
+        ({"cost": None}, "cost is required with device=priced"),
         ({"cost": "nowhere.json"}, "cannot read the cost model nowhere.json"),
         ({"slow": "1,2"}, "slow: got 2 factors for one engine"),
         ({"slow": "1,x"}, "slow must be positive numbers with commas between them"),
@@ -153,7 +153,7 @@ def build(cost: str | None, **options: object):
         ({"slow": "1,1e308"}, "slow must not exceed"),
         ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),
         ({"max_model_len": 500, "num_kv_blocks": 10}, "the KV cache holds 160 tokens; raise num_kv_blocks"),
-        ({"dtype": "bfloat16"}, "dtype is not supported by device priced"),
+        ({"dtype": "bfloat16"}, "dtype is not supported with device=priced"),
         ({"quantization": "fp8"}, "quantization is not supported"),
         ({"load_format": "dummy"}, "load_format is not supported"),
         ({"enforce_eager": True}, "enforce_eager is not supported"),
@@ -171,7 +171,7 @@ def test_one_clear_line(cost: str, options: dict[str, object], message: str) -> 
 
 @pytest.mark.parametrize("given", [{"cost": "x"}, {"slow": "1"}, {"noise": 0.5}, {"mean_output_len": 9.0}])
 def test_other_devices_are_not_priced(given: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))} needs device priced, got auto"):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} needs device=priced, got auto"):
         make_engine_config(**given)
 
 

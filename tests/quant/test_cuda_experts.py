@@ -405,7 +405,7 @@ def test_a_captured_layer_follows_its_inputs(rows: int) -> None:
 
 
 def test_unsupported_models_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="on a GPU, models with experts need dtype bfloat16 or float16"):
+    with pytest.raises(ConfigError, match="on a GPU, models with experts need dtype=bfloat16 or dtype=float16"):
         load(draw(SHAPE), build=replace(MAKE, dtype=torch.float32))
     odd = replace(SHAPE, width=36)
     with pytest.raises(UnsupportedModelError, match=r"width 36 in a model of width 256 .* multiples of 8"):

@@ -118,7 +118,7 @@ def test_unreadable_traces_are_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / "e.jsonl").write_text(json.dumps(row))
         with pytest.raises(ConfigError, match=r"e\.jsonl' is no trace"):
             read_trace(str(tmp_path / "e.jsonl"))
-    with pytest.raises(ConfigError, match="workload trace requires trace"):
+    with pytest.raises(ConfigError, match="workload trace requires --trace"):
         WorkloadConfig(workload="trace")
 
 

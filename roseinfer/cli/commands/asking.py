@@ -49,10 +49,10 @@ def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
     if "url" in given:
         for_engine = sorted({option.name for group in ENGINE for option in group.options()} & given.keys())
         if for_engine:
-            hint = "; model_name NAME selects one of its models" if "model" in for_engine else ""
-            raise ConfigError(f"{for_engine[0]} cannot be combined with url: that server has its own engine{hint}")
+            hint = "; --model-name NAME selects one of its models" if "model" in for_engine else ""
+            raise ConfigError(f"{for_engine[0]} cannot be combined with --url: that server has its own engine{hint}")
     elif "model_name" in given or "api_key" in given:
-        raise ConfigError("model_name and api_key require url")
+        raise ConfigError("--model-name and --api-key require --url")
     return given
 
 

@@ -47,7 +47,7 @@ EXAMPLES = (
     "roseinfer bench serve --slo-classes classes.json --request-rate 20  classes of objectives",
 )
 OPTIONS = OptionSet(
-    Group(OpenLoopConfig, "load (lengths, cycle, shared_prefix, same_prompt and vocab: of the dataset ids)"),
+    Group(OpenLoopConfig, "load (--lengths, --cycle, --shared-prefix, --same-prompt and --vocab: of the dataset ids)"),
     Group(DatasetConfig, "datasets"),
     Group(ClientConfig, "requests"),
     Group(ResultConfig, "result"),
@@ -112,7 +112,7 @@ def completed(given: dict[str, Any]) -> dict[str, Any]:
     if one_process and given.setdefault("procs", 1) != 1:
         raise ConfigError("procs must be 1 with max_concurrency or probe_request_rate")
     if given.get("ramp_up_strategy") and ("rate" in given or given["dataset_name"] == IDS):
-        raise ConfigError("ramp_up_strategy cannot be combined with rate or the dataset ids")
+        raise ConfigError("--ramp-up-strategy cannot be combined with --rate or the dataset ids")
     if given.get("api_key") is None and environment_api_key():
         given["api_key"] = environment_api_key()
     return given
@@ -122,7 +122,7 @@ def _set_url(given: dict[str, Any]) -> None:
     if given.get("host") is None and given.get("port") is None:
         return
     if "url" in given:
-        raise ConfigError("give either url, or host and port")
+        raise ConfigError("give either --url, or --host and --port")
     host = given.get("host") or "127.0.0.1"
     given["url"] = f"http://{f'[{host}]' if ':' in host else host}:{given.get('port') or 8000}"
 

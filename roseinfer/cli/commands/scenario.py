@@ -93,7 +93,7 @@ def _of_options(workload: WorkloadConfig, cost: CostConfig) -> Scenario:
 def _of_file(path: str, workload: WorkloadConfig, given: Mapping[str, Any]) -> Scenario:
     settled = next((name for name in WORKLOAD_FILE_OPTIONS if name in given), None)
     if settled is not None:
-        raise ConfigError(f"{settled} cannot be combined with workload {path}, which sets it")
+        raise ConfigError(f"{settled} cannot be combined with --workload {path}, which sets it")
     found = read_workload(path)
     count = workload.num_requests if "num_requests" in given else found.requests or workload.num_requests
 

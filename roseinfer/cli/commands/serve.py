@@ -91,7 +91,7 @@ def _check_engine_options(replicas: ReplicasConfig, given: Mapping[str, Any]) ->
 
     if not replicas.engine_list:
         if replicas.tls_dir is not None:
-            raise ConfigError("tls_dir is only for engines on other hosts; name them with engines")
+            raise ConfigError("--tls-dir is only for engines on other hosts; name them with --engines")
         return
     own = {option.name for group in ENGINE for option in group.options()}
     for name in given:

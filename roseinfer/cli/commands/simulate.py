@@ -75,7 +75,7 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"cost: the file already contains {min(given.keys() & set(CONSTANTS))}")
     if workload.replay is not None:
         if fleet.active:
-            raise ConfigError("replicas cannot be combined with replay: the recording sets the number of engines")
+            raise ConfigError("--replicas cannot be combined with --replay: the recording sets the number of engines")
         result = run_replay(workload.replay)
     elif not (fleet.active or workload.setup or workload.file or given.keys() & COMPARISON_OPTIONS):
         result = run_one(workload, cost, lora, scheduler_config(**scheduler_options(given)))
@@ -187,7 +187,7 @@ def run_comparison(
     check_given(sweep)
     if options.capacity:
         if all(slo.empty for slo in scenario.classes):
-            raise ConfigError("capacity requires objectives: give a setup or slo_classes")
+            raise ConfigError("--capacity requires objectives: give --setup or --slo-classes")
         return _capacities(sweep, scenario.at_rate, options.target, scenario.classes)
     points = run_sweep(sweep)
     print_points(points)

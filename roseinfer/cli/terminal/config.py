@@ -65,7 +65,7 @@ class TopConfig:
     def __post_init__(self) -> None:
         check_positive(self, "interval", "slowest")
         if self.json and not self.once:
-            raise ConfigError("json requires once")
+            raise ConfigError("--json requires --once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

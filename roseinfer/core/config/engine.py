@@ -90,10 +90,10 @@ class ModelConfig:
         check_choices(self)
         given_override(self.override_generation_config)
         if self.pooling != "auto" and self.runner == "generate":
-            raise ConfigError(f"pooling is {self.pooling}, but runner is generate (expected pooling)")
+            raise ConfigError(f"pooling={self.pooling} cannot be combined with runner=generate")
         check_positive(self, "max_model_len", "threads", "tensor_parallel_size")
         if self.tensor_parallel_size > 1 and self.device == PRICED:
-            raise ConfigError(f"tensor_parallel_size must be 1 for device {PRICED}, which has no model to share")
+            raise ConfigError(f"tensor_parallel_size must be 1 with device={PRICED}, which has no model to share")
         file = self.gguf_file
         if file is not None and (not file.endswith(".gguf") or file.startswith("/") or ".." in file.split("/")):
             raise ConfigError(f"gguf_file must be the name of a .gguf file within the model, got {file!r}")
@@ -163,7 +163,7 @@ class SchedulerConfig:
         None, "seats: maximum number of running requests; default: 256, or 512 on a GPU with at least 64 GiB of memory"
     )
     max_num_batched_tokens: int = option(DEFAULT_STEP_TOKENS, "maximum tokens of one step, decode and prefill together")
-    max_active_requests: int | None = option(None, "maximum number of running requests, if below max_num_seqs")
+    max_active_requests: int | None = option(None, "maximum number of running requests, if below --max-num-seqs")
     max_inflight_requests: int | None = option(None, "requests in the engine, waiting ones included; more get a 429")
     enable_chunked_prefill: bool = option(True, "split long prompts over steps", aliases=("chunked_prefill",))
     prefill_admission_policy: str | None = option(None, "alias of --scheduling-policy", choices=("fifo", "pack"))
@@ -289,7 +289,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         given = next((f.name for f in fields(PricedConfig) if getattr(self.priced, f.name) != f.default), None)
         if given is not None and self.model.device != PRICED:
-            raise ConfigError(f"{given} needs device {PRICED}, got {self.model.device}")
+            raise ConfigError(f"{given} needs device={PRICED}, got {self.model.device}")
         if self.kv_events.kv_events_endpoint is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("kv_events_endpoint needs enable_prefix_caching: otherwise no block is ever reused")
         _check_speculation(self)
@@ -323,7 +323,7 @@ def _check_speculation(config: EngineConfig) -> None:
     if config.speculation.recorded and config.model.load_format != "dummy":
         raise ConfigError(f"speculation {name!r} is for benchmarks with random weights: it needs load_format dummy")
     if config.speculation.chosen and config.profile.record is not None:
-        raise ConfigError(f"record: a run with speculation {name!r} cannot be recorded")
+        raise ConfigError(f"record cannot be combined with speculation={name}")
 
 
 def check_block_size(size: int) -> None:

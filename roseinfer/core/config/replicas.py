@@ -54,14 +54,14 @@ class ReplicasConfig:
             once = "devices must name each GPU once, or one GPU for all processes of an engine, as 0+0"
             raise ConfigError(f"{once}, got {self.devices!r}")
         if listed and self.replicas is not None and self.replicas != len(listed):
-            raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")
+            raise ConfigError(f"--replicas is {self.replicas}, but --devices names {len(listed)}: {self.devices}")
         if self.router is not None and self.count == 1:
-            raise ConfigError("router needs several engines; set replicas or devices")
+            raise ConfigError("--router needs several engines; set --replicas or --devices")
 
     def _check_engines(self) -> None:
         for name in ("replicas", "devices"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name} cannot be combined with engines, which run on other hosts")
+                raise ConfigError(f"{name} cannot be combined with --engines, which name engines on other hosts")
         if not all(self.engine_list) or len(set(self.engine_list)) < len(self.engine_list):
             raise ConfigError(f"engines must be different addresses HOST:PORT, got {self.engines!r}")
         if self.tls_dir is None:

@@ -153,7 +153,7 @@ class ServerConfig:
             raise ConfigError("uds must be a path, got ''")
         for field in fields(self):
             if field.name in ("host", "port") and getattr(self, field.name) != field.default:
-                raise ConfigError(f"uds cannot be combined with {field.name}: the server listens on one address")
+                raise ConfigError(f"--uds cannot be combined with --{field.name}: the server listens on one address")
 
     def _check_tls(self) -> None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):

@@ -35,7 +35,8 @@ def load_encoder(
     group = group or SingleRank()
     if group.size > 1:
         raise ConfigError(
-            f"tensor_parallel_size is {group.size}, but {spec.architecture} runs in one process; use replicas instead"
+            f"tensor_parallel_size is {group.size}, but {spec.architecture} runs in one process; "
+            "`roseinfer serve --replicas` starts several engines"
         )
     if dtype == "auto":
         dtype = spec.dtype if device.type == "cuda" else "float32"

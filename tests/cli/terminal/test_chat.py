@@ -295,10 +295,10 @@ def test_options_that_are_no_text_are_not_sent(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["http://x", "--dtype", "float32"], "--dtype cannot be combined with url"),
+        (["http://x", "--dtype", "float32"], "--dtype cannot be combined with --url"),
         (["--url", "http://x", "--model", "b"], "--model-name NAME selects one of its models"),
         (["http://x", "--url", "http://y"], "--url is given twice"),
-        (["--api-key", "x"], "require url"),
+        (["--api-key", "x"], "--model-name and --api-key require --url"),
         (["--slo", "soon"], "--slo: unknown objective 'soon'"),
         (["--max-tokens", "0"], "--max-tokens must be positive"),
         (["ftp://x"], "no such folder"),

@@ -166,7 +166,7 @@ def test_once_as_json(server: LiveServer, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["--json"], 2, "--json requires once"),
+        (["--json"], 2, "--json requires --once"),
         (["http://127.0.0.1:1", "--once"], 1, "Connection refused"),
         (["not-a-url", "--once"], 2, "--url: invalid URL 'not-a-url'"),
         ([], 2, "requires a terminal"),

@@ -47,7 +47,7 @@ class BurstOptions:
     slack_burst_tokens: int | None = option(
         None,
         "most tokens of a step while no request has objectives and more prompts wait than fit; default: "
-        "max_num_batched_tokens, and up to 8192 on a GPU with 64 GiB of memory or more",
+        "--max-num-batched-tokens, and up to 8192 on a GPU with 64 GiB of memory or more",
     )
 
     def __post_init__(self) -> None:
