@@ -28,7 +28,6 @@ from roseinfer.core.errors import ConfigError
 Config = TypeVar("Config")
 
 CONFIG_FILE = "config_file"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -317,7 +316,7 @@ class OptionSet:
         if not several:
             return
         option, values = several[-1]
-        if option.secret and not (values[-1] == self.options[positional].default or _is_place(values[-1])):
+        if option.secret and values[-1] != self.options[positional].default and not os.path.exists(values[-1]):
             problem = f"{option.name} has several values, the last of which may be the {positional}"
             raise ConfigError(f"{problem}: put the {positional} first, or {option.flag} before each value")
         setattr(args, _positional(positional), values.pop())
@@ -391,11 +390,6 @@ class OptionSet:
 
 def _positional(name: str) -> str:
     return f"positional_{name}"
-
-
-def _is_place(value: str) -> bool:
-    """True for a path that exists on this machine, and for an id of the Hugging Face hub with its owner."""
-    return _HUB_ID.fullmatch(value) is not None or os.path.exists(value)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -369,13 +369,13 @@ def read_guarded(argv):
     return options.read(parser.parse_args(argv))
 
 
-@pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-8B", "/"])
+@pytest.mark.parametrize("model", ["tiny", "/"])
 def test_a_model_may_follow_secrets(model):
     assert read_guarded(["--keys", "k", model]) == {"keys": ("k",), "model": model}
     assert read_guarded([model, "--keys", "k", "l"]) == {"keys": ("k", "l"), "model": model}
 
 
-@pytest.mark.parametrize("last", ["sk-secret", "a/b/c=", "x" * 300])
+@pytest.mark.parametrize("last", ["sk-secret", "a/b", "x" * 300])
 def test_several_secrets_without_a_model_are_no_model(last):
     with pytest.raises(ConfigError) as raised:
         read_guarded(["--keys", "k", last])
