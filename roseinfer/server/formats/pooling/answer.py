@@ -11,54 +11,66 @@ import orjson
 
 from roseinfer.core.pooling import floats
 from roseinfer.engine.api import SequenceChunk
+from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.job import Job, Usage
+from roseinfer.server.request.receivers import Encoder
+from roseinfer.text.tokenizer import Tokenizer
 
 
-class Vectors:
-    """Results of a job's prompts, in order."""
-
-    def __init__(self, job: Job) -> None:
-        self.all = [b""] * len(job.prompts)
-
-    def add(self, prompt: int, chunk: SequenceChunk) -> None:
-        if chunk.vector is not None:
-            self.all[prompt] = chunk.vector
-
-
-class EmbeddingBody:
-    """Builder of the answer of /v1/embeddings. See `request.receivers.Body`."""
+class PoolingBody:
+    """Builder of an answer from the results of a job's prompts. See `request.receivers.Body`."""
 
     takes_long = True
 
-    def __init__(self, job: Job, encode: Callable[[bytes], bytes]) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._encode = encode
-        self._vectors = Vectors(job)
-        self.add = self._vectors.add
+        self._vectors = [b""] * len(job.prompts)
+
+    def add(self, prompt: int, chunk: SequenceChunk) -> None:
+        if chunk.vector is not None:
+            self._vectors[prompt] = chunk.vector
+
+    def body(self, usage: Usage) -> dict[str, Any] | bytes:
+        raise NotImplementedError
+
+
+class PoolingFormat:
+    """Common part of the formats of prompt-only requests. See `request.inference.AnswerFormat`."""
+
+    dialect = OPENAI
+    answer: type[PoolingBody]
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
+        raise AssertionError("answers to prompt-only requests are not streamed")
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> PoolingBody:
+        return self.answer(job)
+
+
+class EmbeddingBody(PoolingBody):
+    """Builder of the answer of /v1/embeddings."""
 
     def body(self, usage: Usage) -> bytes:
         # One call for each embedding, so that the event loop gets its turn between them.
-        encode = self._encode
+        encode = as_base64 if self._job.about["base64"] else as_numbers
         entries = [
             b'{"object":"embedding","index":%d,"embedding":%b}' % (i, encode(vector))
-            for i, vector in enumerate(self._vectors.all)
+            for i, vector in enumerate(self._vectors)
         ]
         return with_data(self._job, entries, usage)
 
 
-class PairBody:
-    """Builder of an answer with a score for each pair. See `request.receivers.Body`."""
+class PairBody(PoolingBody):
+    """Builder of an answer with a score for each pair."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
-        self._vectors = Vectors(job)
-        self.add = self._vectors.add
+        super().__init__(job)
         # Of inputs whose embeddings have the cosines that are the scores; None: each result is a score.
         self._pairs: list[tuple[int, int]] | None = job.about.get("pairs")
         self.takes_long = self._pairs is not None
 
     def scores(self) -> list[float]:
-        found = [floats(vector) for vector in self._vectors.all]
+        found = [floats(vector) for vector in self._vectors]
         if self._pairs is None:
             return [vector[0] for vector in found]
         norms = [sqrt(_product(vector, vector)) for vector in found]

@@ -1,33 +1,30 @@
 """POST /v1/embeddings: from texts or token ids to vectors."""
 
-from collections.abc import Callable
 from typing import Any
 
 from roseinfer.core.pooling import PoolingParams, PoolingTask
 from roseinfer.server.formats.chat import plain_messages
 from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.completions import split_prompts
-from roseinfer.server.formats.pooling.answer import EmbeddingBody, as_base64, as_numbers
+from roseinfer.server.formats.pooling.answer import EmbeddingBody, PoolingFormat
 from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, prompt_text, read_settings
 from roseinfer.server.formats.pooling.request import EmbeddingRequest
-from roseinfer.server.http.errors import OPENAI, bad_request
+from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import InputName
-from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.receivers import Encoder
-from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.server.request.job import Job
 from roseinfer.text.worker.messages import EncodeChat
 
 _EMBEDDING = AnswerKind("embedding", "embd", "input")
 
 
-class EmbeddingFormat:
-    """Format of OpenAI's embeddings. See `request.inference.AnswerFormat`."""
+class EmbeddingFormat(PoolingFormat):
+    """Format of OpenAI's embeddings."""
 
     path = "/v1/embeddings"
-    dialect = OPENAI
     request_model = EmbeddingRequest
     tasks = frozenset({PoolingTask.EMBED})
+    answer = EmbeddingBody
 
     async def make_job(self, call: RequestContext, request: EmbeddingRequest) -> Job:
         settings = read_settings(call, request)
@@ -42,12 +39,6 @@ class EmbeddingFormat:
         about = {"base64": request.encoding_format == "base64"}
         pooled = [(ids, params) for ids in inputs]
         return build_job(call, settings, pooled, _EMBEDDING, about)
-
-    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
-        raise AssertionError("embeddings are not streamed")
-
-    def whole(self, job: Job, tokenizer: Tokenizer) -> EmbeddingBody:
-        return EmbeddingBody(job, as_base64 if job.about["base64"] else as_numbers)
 
 
 async def _inputs(call: RequestContext, request: EmbeddingRequest, settings: PoolingSettings) -> list[list[int]]:

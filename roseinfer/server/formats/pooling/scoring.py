@@ -1,21 +1,19 @@
 """POST /rerank and /score: from a query and documents to scores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from roseinfer.core.pooling import PoolingParams, PoolingTask
 from roseinfer.server.formats.common_job import AnswerKind
-from roseinfer.server.formats.pooling.answer import RerankBody, ScoreBody
+from roseinfer.server.formats.pooling.answer import PoolingFormat, RerankBody, ScoreBody
 from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, prompt_text, read_settings
 from roseinfer.server.formats.pooling.request import PairFields, RerankDocument, RerankRequest, ScoreRequest
-from roseinfer.server.http.errors import OPENAI, bad_request
+from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import InputName
-from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.receivers import Encoder
-from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.server.request.job import Job
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
@@ -23,8 +21,6 @@ _RERANKING = AnswerKind("rerank", "rerank", "documents")
 _SCORES = AnswerKind("score", "score", "text_2")
 # Names of the first and the second texts.
 _SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
-
-TASKS = frozenset({PoolingTask.SCORE, PoolingTask.EMBED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +48,20 @@ class Sides:
         return list(zip(first, self.second, strict=True))
 
 
-class RerankFormat:
-    """Format of reranking, as in the APIs of Cohere and Jina. See `request.inference.AnswerFormat`."""
+class _PairsFormat(PoolingFormat):
+    """Common part of the formats of pairs, which have several paths."""
 
-    dialect = OPENAI
-    request_model = RerankRequest
-    tasks = TASKS
+    tasks = frozenset({PoolingTask.SCORE, PoolingTask.EMBED})
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+
+class RerankFormat(_PairsFormat):
+    """Format of reranking, as in the APIs of Cohere and Jina."""
+
+    request_model = RerankRequest
+    answer = RerankBody
 
     async def make_job(self, call: RequestContext, request: RerankRequest) -> Job:
         texts = [document if isinstance(document, str) else document.text for document in request.documents]
@@ -69,31 +70,15 @@ class RerankFormat:
         sides = Sides([request.query], texts, "query", "documents")
         return await _job(call, request, sides, _RERANKING, about, _ignored(request))
 
-    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
-        raise AssertionError("results are not streamed")
 
-    def whole(self, job: Job, tokenizer: Tokenizer) -> RerankBody:
-        return RerankBody(job)
+class ScoreFormat(_PairsFormat):
+    """Format of vLLM's scores."""
 
-
-class ScoreFormat:
-    """Format of vLLM's scores. See `request.inference.AnswerFormat`."""
-
-    dialect = OPENAI
     request_model = ScoreRequest
-    tasks = TASKS
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    answer = ScoreBody
 
     async def make_job(self, call: RequestContext, request: ScoreRequest) -> Job:
         return await _job(call, request, _sides(request), _SCORES, {})
-
-    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
-        raise AssertionError("scores are not streamed")
-
-    def whole(self, job: Job, tokenizer: Tokenizer) -> ScoreBody:
-        return ScoreBody(job)
 
 
 async def _job(
