@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
-from roseinfer.server.formats.schemas import ChatRequest, ModelField, OneAnswerRequest
+from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest
 from roseinfer.server.formats.unsupported import HasEffect, Unsupported, check_supported, unsupported_error
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.request_models import parse, unknown_fields
+from roseinfer.server.request.models import ModelField
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from roseinfer.core.sampling import INT64_MAX, INT64_MIN, RANGES
 from roseinfer.grammar.limits import MAX_CHOICES, MAX_REGEX_BYTES
 from roseinfer.server.http.middleware import MAX_ID_CHARS
 from roseinfer.server.http.request_models import FollowsOptions, RequestModel
+from roseinfer.server.request.models import ModelField
 from roseinfer.server.request.objectives import MAX_PREDICTED_LEN
 
 # Only bounds the cost of parsing, far above `Limits`. Plain lists of token ids cost little.
@@ -152,10 +153,6 @@ class PredictedOutput(RequestModel):
 
     type: Literal["content"] = Field(description="content")
     content: str | Objects = Field(description="text, or parts of type 'text'")
-
-
-class ModelField(RequestModel):
-    model: str | None = Field(None, description="a served model; default: the first one")
 
 
 class SchedulingFields(ModelField):

@@ -1,18 +1,30 @@
 """Models of a server by name, and the choice of one for each request."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
+from pydantic import Field
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, bad_request, model_not_found
+from roseinfer.server.http.request_models import RequestModel
+from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.service import Backend, Service
 
 # Key of a request's state: the model that it names, if the server has several.
 _CHOSEN = "served_model"
+
+
+class ModelField(RequestModel):
+    model: str | None = Field(None, description="a served model; default: the first one")
+
+
+Fields = TypeVar("Fields", bound=ModelField)
 
 
 class ServedModels:
@@ -72,6 +84,18 @@ class ServedModels:
             return first, backend if arrived else first.admit(), body
         service = scope["state"][_CHOSEN] = self.of(body)
         return service, service.admit(), body
+
+    @asynccontextmanager
+    async def preparing(self, request: Request, kind: type[Fields]) -> AsyncIterator[tuple[Service, Backend, Fields]]:
+        """Read and parse a request that runs nothing on an engine. It holds a ticket within the context.
+
+        Raises what `read` raises, and `ApiError` 400 or 404 for the body.
+        """
+        service, backend, body = await self.read(request.scope, request.receive)
+        with Ticket(service.lifecycle), service.prepare(request.scope):
+            fields = self.parser.parse(kind, body)
+            service.resolve_model(fields.model)
+            yield service, backend, fields
 
     def _admit_any(self) -> Backend:
         """Return the backend of a model that accepts requests. Raises the first model's error if none does."""

@@ -28,10 +28,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
         return JsonResponse({"object": "list", "data": cards})
 
     async def load_adapter(request: Request) -> Response:
-        service, _, body = await models.read(request.scope, request.receive)
-        with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = models.parser.parse(LoadAdapterRequest, body)
-            service.resolve_model(wanted.model)
+        async with models.preparing(request, LoadAdapterRequest) as (service, _, wanted):
             return JsonResponse(_card(await _put(models, service, wanted.name, wanted.path), service))
 
     async def delete_adapter(name: str) -> Response:

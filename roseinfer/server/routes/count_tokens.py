@@ -6,20 +6,17 @@ from starlette.responses import Response
 
 from roseinfer.server.documents import docs
 from roseinfer.server.formats.messages.document import MessageErrorBody, TokenCount
-from roseinfer.server.formats.messages.format import count_tokens
-from roseinfer.server.formats.messages.request import CountTokensRequest
+from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesTranslation, field_names
+from roseinfer.server.formats.translated_job import count_prompt_tokens
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.models import ServedModels
 
 
 def add(app: FastAPI, models: ServedModels) -> None:
     async def count(request: Request) -> Response:
-        service, backend, body = await models.read(request.scope, request.receive)
-        with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = models.parser.parse(CountTokensRequest, body)
-            service.resolve_model(wanted.model)
-            return JsonResponse({"input_tokens": await count_tokens(backend, wanted)})
+        async with models.preparing(request, CountTokensRequest) as (_, backend, wanted):
+            chat = MessagesTranslation(wanted).chat
+            return JsonResponse({"input_tokens": await count_prompt_tokens(backend, chat, field_names(wanted))})
 
     errors = (400, 401, 404, 408, 413, 503)
     described = docs(TokenCount, *errors, body=CountTokensRequest, error=MessageErrorBody)

@@ -15,14 +15,13 @@ from roseinfer.server.formats.responses.document import (
     ResponseObject,
 )
 from roseinfer.server.formats.responses.earlier import MIN_THREAD_BYTES
-from roseinfer.server.formats.responses.format import count_tokens
 from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
-from roseinfer.server.formats.responses.request import ResponsesRequest
+from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.responses.stored_items import input_items
+from roseinfer.server.formats.translated_job import count_prompt_tokens
 from roseinfer.server.formats.unsupported import unsupported_error
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
-from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
@@ -44,12 +43,10 @@ class ResponseEndpoints:
         self._history = history
 
     async def count_input_tokens(self, request: Request) -> Response:
-        service, backend, body = await self._models.read(request.scope, request.receive)
-        with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = self._models.parser.parse(ResponsesRequest, body)
-            service.resolve_model(wanted.model)
+        async with self._models.preparing(request, ResponsesRequest) as (service, backend, wanted):
             whole = await self._history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
-            tokens = await count_tokens(backend, whole.request)
+            chat = ResponsesTranslation(whole.request).chat
+            tokens = await count_prompt_tokens(backend, chat, FIELD_NAMES)
         return JsonResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def retrieve_response(self, request: Request, response_id: str) -> Response:

@@ -17,7 +17,6 @@ from roseinfer.server.formats.unsupported import check_extras
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
-from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.routes.query import MODEL_PARAMETER, chosen_model
@@ -27,10 +26,7 @@ from roseinfer.text.worker.messages import Listed
 
 def add(app: FastAPI, models: ServedModels) -> None:
     async def tokenize(request: Request) -> Response:
-        service, backend, body = await models.read(request.scope, request.receive)
-        with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = models.parser.parse(TokenizeRequest, body)
-            service.resolve_model(wanted.model)
+        async with models.preparing(request, TokenizeRequest) as (_, backend, wanted):
             warnings = check_extras(unknown_fields(wanted), 1)
             listed, ignored = await _listed(backend.prompts, wanted)
             answer: dict[str, Any] = {"count": listed.count, "max_model_len": backend.info.facts.max_model_len}
@@ -39,10 +35,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
             return _with_warnings(answer, warnings + ignored)
 
     async def detokenize(request: Request) -> Response:
-        service, backend, body = await models.read(request.scope, request.receive)
-        with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = models.parser.parse(DetokenizeRequest, body)
-            service.resolve_model(wanted.model)
+        async with models.preparing(request, DetokenizeRequest) as (_, backend, wanted):
             warnings = check_extras(unknown_fields(wanted), 1)
             if wanted.tokens:
                 backend.prompts.check_ids(wanted.tokens, "tokens")

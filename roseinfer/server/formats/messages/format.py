@@ -5,19 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import encoded_chat, output_of
 from roseinfer.server.formats.messages.answer import MessageWriter
 from roseinfer.server.formats.messages.dialect import ANTHROPIC
-from roseinfer.server.formats.messages.request import (
-    CountTokensRequest,
-    MessagesRequest,
-    MessagesTranslation,
-    field_names,
-)
+from roseinfer.server.formats.messages.request import MessagesRequest, MessagesTranslation, field_names
 from roseinfer.server.formats.translated_job import translated_job
 from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
 
 _NO_EDITS: dict[str, Any] = {"context_management": {"applied_edits": []}}
@@ -42,11 +35,3 @@ class MessagesFormat:
 
     def whole(self, job: Job, tokenizer: Tokenizer) -> BlockBody:
         return BlockBody(job, MessageWriter(job))
-
-
-async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
-    """Return the number of prompt tokens of a message with these fields. Raises `ApiError` 400."""
-    chat = MessagesTranslation(request).chat
-    with field_names(request).errors():
-        prompt, _ = await encoded_chat(backend, chat, output=output_of(backend, chat))
-    return len(prompt.ids)

@@ -9,7 +9,7 @@ from roseinfer.core.errors import RequestTooLongError
 from roseinfer.server.formats.as_chat import FieldNames, chat_request, ignored_in_tools
 from roseinfer.server.formats.chat_builder import ChatBuilder
 from roseinfer.server.formats.messages.content import Content, system_texts
-from roseinfer.server.formats.schemas import MAX_OBJECTS, Count, ModelField, Objects, OneAnswerRequest, StopStrings
+from roseinfer.server.formats.schemas import MAX_OBJECTS, Count, Objects, OneAnswerRequest, StopStrings
 from roseinfer.server.formats.tool_fields import check_bytes, read_function
 from roseinfer.server.formats.unsupported import (
     Unsupported,
@@ -23,6 +23,7 @@ from roseinfer.server.formats.unsupported import (
 )
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import RequestModel, unknown_fields
+from roseinfer.server.request.models import ModelField
 
 
 class AnthropicMessage(RequestModel):

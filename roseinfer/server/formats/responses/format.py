@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
-from roseinfer.server.formats.chat import encoded_chat, output_of
 from roseinfer.server.formats.responses.answer import ResponseWriter
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
@@ -13,7 +12,6 @@ from roseinfer.server.formats.translated_job import translated_job
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
 
 _TOOL = {"type": "function", "description": None, "parameters": None, "strict": False}
@@ -47,14 +45,6 @@ class ResponsesFormat:
 
     def whole(self, job: Job, tokenizer: Tokenizer) -> BlockBody:
         return BlockBody(job, ResponseWriter(job))
-
-
-async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
-    """Return the number of prompt tokens of a response with these fields. Raises `ApiError` 400."""
-    chat = ResponsesTranslation(request).chat
-    with FIELD_NAMES.errors():
-        prompt, _ = await encoded_chat(backend, chat, output=output_of(backend, chat))
-    return len(prompt.ids)
 
 
 def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
