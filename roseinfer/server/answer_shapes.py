@@ -5,11 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from roseinfer.core.slo import Cause
-from roseinfer.server.formats.request_document import RequestWhy
-
-
-class AnswerModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
+from roseinfer.server.formats.request_document import AnswerModel, MeasuredSlo
 
 
 class ErrorFields(AnswerModel):
@@ -41,13 +37,8 @@ class CompletionTokensDetails(AnswerModel):
     rejected_prediction_tokens: int | None = None
 
 
-class SloUsage(AnswerModel):
+class SloUsage(MeasuredSlo):
     """Latencies measured by the server, in ms; the worst of all choices."""
-
-    ttft_ms: float | None
-    tpot_ms: float | None
-    met: bool | None
-    why: RequestWhy | None = None
 
 
 class UsageFields(AnswerModel):

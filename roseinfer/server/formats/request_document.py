@@ -1,4 +1,4 @@
-"""Models of request records for the OpenAPI document: `/v1/requests` and `usage.slo.why`."""
+"""Models of request records for the OpenAPI document: `/v1/requests` and `usage.slo`. Base of models of answers."""
 
 from typing import Literal
 
@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from roseinfer.core.slo import Cause
 
 
-class _Shape(BaseModel):
+class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
-class RequestPhase(_Shape):
+class RequestPhase(AnswerModel):
     """Phase of a request, in ms from its arrival. `cause`: of a wait; null = unknown, for example transit."""
 
     phase: Literal["wait", "prefill", "decode"]
@@ -20,7 +20,7 @@ class RequestPhase(_Shape):
     to_ms: float
 
 
-class RequestRefused(_Shape):
+class RequestRefused(AnswerModel):
     """Rejection. `attainable_ms`: smallest value of the objective that could be met, null = unknown."""
 
     objective: Literal["ttft", "tpot", "e2e"]
@@ -30,14 +30,14 @@ class RequestRefused(_Shape):
     hopeless: bool
 
 
-class RequestDrafts(_Shape):
+class RequestDrafts(AnswerModel):
     """Verified drafts of one proposer, and those of them that became output."""
 
     drafted: int
     accepted: int
 
 
-class RequestWhy(_Shape):
+class RequestWhy(AnswerModel):
     """Waits and steps of the worst choice, as its engine reported them.
 
     `verdict`: null if unknown or nothing to explain. `waited_ms`: time without a seat, by cause. `chunks`: computed
@@ -57,7 +57,16 @@ class RequestWhy(_Shape):
     timeline: list[RequestPhase]
 
 
-class RequestObjectives(_Shape):
+class MeasuredSlo(AnswerModel):
+    """Base of `usage.slo`."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    met: bool | None
+    why: RequestWhy | None = None
+
+
+class RequestObjectives(AnswerModel):
     """Latencies in ms; null = no objective, or unknown."""
 
     ttft_ms: float | None
@@ -65,14 +74,14 @@ class RequestObjectives(_Shape):
     e2e_ms: float | None
 
 
-class RequestPrediction(_Shape):
+class RequestPrediction(AnswerModel):
     """Forecast of the scheduling policy when it first saw the request, in ms."""
 
     ttft_ms: float | None
     tpot_ms: float | None
 
 
-class RequestRouting(_Shape):
+class RequestRouting(AnswerModel):
     """Path over several engines. `reason`: of the newest placement. `retries`: rejections by an engine.
 
     `placed_again`, `resumes`: how often it left an engine without and with tokens.
@@ -84,7 +93,7 @@ class RequestRouting(_Shape):
     resumes: int
 
 
-class RequestState(_Shape):
+class RequestState(AnswerModel):
     """Running or ended request. Times are in ms from its arrival, `created` in Unix seconds."""
 
     object: Literal["request"]
@@ -113,6 +122,6 @@ class RequestState(_Shape):
     why: RequestWhy
 
 
-class RequestList(_Shape):
+class RequestList(AnswerModel):
     object: Literal["list"]
     data: list[RequestState]

@@ -2,9 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from roseinfer.server.formats.request_document import RequestWhy
+from roseinfer.server.formats.request_document import AnswerModel, MeasuredSlo
 
 EXAMPLE = (
     'event: message_start\ndata: {"type":"message_start","message":{...}}\n\n'
@@ -16,42 +14,33 @@ DESCRIPTION = (
 )
 
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
-
-
-class TextBlock(_Shape):
+class TextBlock(AnswerModel):
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(_Shape):
+class ThinkingBlock(AnswerModel):
     type: Literal["thinking"]
     thinking: str
     signature: str
 
 
-class ToolUseBlock(_Shape):
+class ToolUseBlock(AnswerModel):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
-class OutputTokens(_Shape):
+class OutputTokens(AnswerModel):
     thinking_tokens: int
 
 
-class MessageSlo(_Shape):
+class MessageSlo(MeasuredSlo):
     """Latencies measured by the server, in ms."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    met: bool | None
-    why: RequestWhy | None = None
 
-
-class MessageUsage(_Shape):
+class MessageUsage(AnswerModel):
     """Token counts. `input_tokens` excludes cached ones."""
 
     input_tokens: int
@@ -62,13 +51,13 @@ class MessageUsage(_Shape):
     slo: MessageSlo | None = None
 
 
-class ContextManagement(_Shape):
+class ContextManagement(AnswerModel):
     """Always empty: the server never edits messages."""
 
     applied_edits: list[Any]
 
 
-class Message(_Shape):
+class Message(AnswerModel):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -81,7 +70,7 @@ class Message(_Shape):
     warnings: list[str] | None = None
 
 
-class MessageErrorDetails(_Shape):
+class MessageErrorDetails(AnswerModel):
     """Details of an error. `error_code`: stable name. `reason` and the following belong to `slo_unattainable`."""
 
     retryable: bool
@@ -94,7 +83,7 @@ class MessageErrorDetails(_Shape):
     attainable_ms: float | None = None
 
 
-class MessageErrorFields(_Shape):
+class MessageErrorFields(AnswerModel):
     type: Literal[
         "invalid_request_error",
         "authentication_error",
@@ -110,10 +99,10 @@ class MessageErrorFields(_Shape):
     details: MessageErrorDetails | None = None
 
 
-class MessageErrorBody(_Shape):
+class MessageErrorBody(AnswerModel):
     type: Literal["error"]
     error: MessageErrorFields
 
 
-class TokenCount(_Shape):
+class TokenCount(AnswerModel):
     input_tokens: int

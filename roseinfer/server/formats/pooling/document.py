@@ -2,42 +2,33 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from roseinfer.server.formats.request_document import RequestWhy
-
-
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
+from roseinfer.server.formats.request_document import AnswerModel, MeasuredSlo
 
 
-class PromptCachedTokens(_Shape):
+class PromptCachedTokens(AnswerModel):
     cached_tokens: int
 
 
-class ResultSlo(_Shape):
+class ResultSlo(MeasuredSlo):
     """Latencies measured by the server, in ms; the worst of all inputs. `ttft_ms`: to the result."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    met: bool | None
-    why: RequestWhy | None = None
 
-
-class PromptUsage(_Shape):
+class PromptUsage(AnswerModel):
     prompt_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptCachedTokens
     slo: ResultSlo | None = None
 
 
-class EmbeddingEntry(_Shape):
+class EmbeddingEntry(AnswerModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str = Field(description="numbers, or base64 of little-endian float32")
 
 
-class EmbeddingList(_Shape):
+class EmbeddingList(AnswerModel):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     id: str
@@ -47,13 +38,13 @@ class EmbeddingList(_Shape):
     warnings: list[str] | None = None
 
 
-class ScoreEntry(_Shape):
+class ScoreEntry(AnswerModel):
     index: int
     object: Literal["score"]
     score: float
 
 
-class ScoreList(_Shape):
+class ScoreList(AnswerModel):
     object: Literal["list"]
     data: list[ScoreEntry]
     id: str
@@ -63,11 +54,11 @@ class ScoreList(_Shape):
     warnings: list[str] | None = None
 
 
-class RankedText(_Shape):
+class RankedText(AnswerModel):
     text: str
 
 
-class RankedDocument(_Shape):
+class RankedDocument(AnswerModel):
     """`index`: position in the request. `document`: unless `return_documents` is false."""
 
     index: int
@@ -75,7 +66,7 @@ class RankedDocument(_Shape):
     relevance_score: float
 
 
-class Reranking(_Shape):
+class Reranking(AnswerModel):
     id: str
     model: str
     usage: PromptUsage
@@ -83,7 +74,7 @@ class Reranking(_Shape):
     warnings: list[str] | None = None
 
 
-class CohereEmbeddings(_Shape):
+class CohereEmbeddings(AnswerModel):
     """Lists of embeddings by type: those that were requested."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -92,22 +83,22 @@ class CohereEmbeddings(_Shape):
     base64: list[str] | None = None
 
 
-class CohereVersion(_Shape):
+class CohereVersion(AnswerModel):
     version: Literal["2"]
 
 
-class CohereTokens(_Shape):
+class CohereTokens(AnswerModel):
     input_tokens: int
 
 
-class CohereMeta(_Shape):
+class CohereMeta(AnswerModel):
     api_version: CohereVersion
     billed_units: CohereTokens
     tokens: CohereTokens
     warnings: list[str] | None = None
 
 
-class CohereEmbedding(_Shape):
+class CohereEmbedding(AnswerModel):
     id: str
     response_type: Literal["embeddings_by_type"]
     embeddings: CohereEmbeddings

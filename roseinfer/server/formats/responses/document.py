@@ -2,9 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from roseinfer.server.formats.request_document import RequestWhy
+from roseinfer.server.formats.request_document import AnswerModel, MeasuredSlo
 
 EXAMPLE = (
     'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{...}}\n\n'
@@ -18,18 +16,14 @@ Status = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
-
-
-class OutputText(_Shape):
+class OutputText(AnswerModel):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
     logprobs: list[Any]
 
 
-class OutputMessage(_Shape):
+class OutputMessage(AnswerModel):
     type: Literal["message"]
     id: str
     status: Status
@@ -37,12 +31,12 @@ class OutputMessage(_Shape):
     content: list[OutputText]
 
 
-class ReasoningText(_Shape):
+class ReasoningText(AnswerModel):
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(_Shape):
+class ReasoningItem(AnswerModel):
     type: Literal["reasoning"]
     id: str
     status: Status
@@ -50,7 +44,7 @@ class ReasoningItem(_Shape):
     content: list[ReasoningText]
 
 
-class FunctionCall(_Shape):
+class FunctionCall(AnswerModel):
     type: Literal["function_call"]
     id: str
     status: Status
@@ -60,7 +54,7 @@ class FunctionCall(_Shape):
     arguments: str
 
 
-class CustomToolCall(_Shape):
+class CustomToolCall(AnswerModel):
     type: Literal["custom_tool_call"]
     id: str
     status: Status
@@ -70,25 +64,20 @@ class CustomToolCall(_Shape):
     input: str
 
 
-class InputDetails(_Shape):
+class InputDetails(AnswerModel):
     cached_tokens: int
     cache_write_tokens: Literal[0]
 
 
-class OutputDetails(_Shape):
+class OutputDetails(AnswerModel):
     reasoning_tokens: int
 
 
-class ResponseSlo(_Shape):
+class ResponseSlo(MeasuredSlo):
     """Latencies measured by the server, in ms."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    met: bool | None
-    why: RequestWhy | None = None
 
-
-class ResponseUsage(_Shape):
+class ResponseUsage(AnswerModel):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -97,29 +86,29 @@ class ResponseUsage(_Shape):
     slo: ResponseSlo | None = None
 
 
-class IncompleteDetails(_Shape):
+class IncompleteDetails(AnswerModel):
     reason: Literal["max_output_tokens", "timeout"]
 
 
-class ResponseReasoning(_Shape):
+class ResponseReasoning(AnswerModel):
     effort: str | None
     summary: None
 
 
-class ResponseError(_Shape):
+class ResponseError(AnswerModel):
     code: str
     message: str
     retryable: bool | None = None
     retry_after_s: int | None = None
 
 
-class DeletedResponse(_Shape):
+class DeletedResponse(AnswerModel):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
 
 
-class ItemList(_Shape):
+class ItemList(AnswerModel):
     """Items of the input as sent, with ids."""
 
     object: Literal["list"]
@@ -129,12 +118,12 @@ class ItemList(_Shape):
     has_more: bool
 
 
-class InputTokenCount(_Shape):
+class InputTokenCount(AnswerModel):
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class ResponseObject(_Shape):
+class ResponseObject(AnswerModel):
     id: str
     object: Literal["response"]
     created_at: int
