@@ -180,7 +180,7 @@ def _responses(
 
     async def gauges() -> Iterable[Metric]:
         try:
-            return metrics.gauges(await store.totals())
+            return metrics.gauges(*await store.totals())
         except StoreFailedError:
             return ()
 

@@ -1,7 +1,6 @@
 """Metrics of stored responses."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -9,16 +8,6 @@ from roseinfer.server.observe.metric_registry import MetricRegistry
 
 NOT_STORED = ("queue_full", "too_large", "unwritable", "failed")
 REMOVED = ("deleted", "expired", "evicted")
-
-
-class StoredTotals(Protocol):
-    """Contents of the store, of all processes."""
-
-    @property
-    def responses(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
 
 
 class StoreMetrics:
@@ -48,10 +37,11 @@ class StoreMetrics:
     def removed(self, reason: str, count: int) -> None:
         self._removed[reason].inc(count)
 
-    def gauges(self, totals: StoredTotals) -> Iterable[Metric]:
+    def gauges(self, responses: int, size: int) -> Iterable[Metric]:
+        """Return the contents of the store, of all processes."""
         for name, help, value in (
-            ("roseinfer:stored_responses", "Responses in the store", totals.responses),
-            ("roseinfer:stored_response_bytes", "Bytes of the responses in the store, input included", totals.size),
+            ("roseinfer:stored_responses", "Responses in the store", responses),
+            ("roseinfer:stored_response_bytes", "Bytes of the responses in the store, input included", size),
         ):
             family = GaugeMetricFamily(name, help, labels=_LABELS)
             family.add_metric((self._model_name,), value)

@@ -1,4 +1,4 @@
-"""Stored responses, bounds, and the interface of a store."""
+"""Stored responses, and the bounds, totals and errors of a store."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -77,50 +77,6 @@ class StoreObserver(Protocol):
     def not_stored(self, reason: str) -> None: ...
 
     def removed(self, reason: str, count: int) -> None: ...
-
-
-class Store(Protocol):
-    """Store of one process. `put` and `pending` may be called in any thread, the others in the event loop's."""
-
-    @property
-    def process(self) -> str:
-        """Token of this process. Responses that it runs are known to have failed once it has ended."""
-        ...
-
-    def put(self, record: StoredResponse) -> None:
-        """Store a response some time later, in place of one with the same key.
-
-        Never raises: failures are counted and logged.
-        """
-        ...
-
-    def pending(self, key: Key) -> StoredResponse | None:
-        """Return a response that was `put` and is not in the file yet."""
-        ...
-
-    async def get(self, key: Key) -> StoredResponse | None:
-        """Return a response, None if it is unknown or has expired. Raises `StoreFailedError`."""
-        ...
-
-    async def written(self) -> None:
-        """Wait until all responses that were `put` are in the file or have failed."""
-        ...
-
-    def delete_later(self, key: Key) -> None:
-        """Delete a response after the earlier calls of `put`, without waiting for it."""
-        ...
-
-    async def delete(self, key: Key) -> bool:
-        """Delete a response. Return whether there was one. Raises `StoreFailedError`."""
-        ...
-
-    async def totals(self) -> Totals:
-        """Return the totals of all processes. Raises `StoreFailedError`."""
-        ...
-
-    def close(self) -> None:
-        """Write pending responses. Blocks, so it must not run in the event loop."""
-        ...
 
 
 class StoreFailedError(Exception):

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from roseinfer.server.response_store.records import Key, Store, StoredResponse
+from roseinfer.server.response_store.records import Key, StoredResponse
+from roseinfer.server.response_store.store import SqliteStore
 
 _TOPIC = "responses"
 _GET, _CANCEL, _DROP = "get", "cancel", "drop"
@@ -23,7 +24,7 @@ class PeerProcesses(Protocol):
 class RunningResponse:
     """Response that this process runs, whether or not its client waits."""
 
-    def __init__(self, store: Store, record: StoredResponse, on_end: Callable[[], None]) -> None:
+    def __init__(self, store: SqliteStore, record: StoredResponse, on_end: Callable[[], None]) -> None:
         self._store = store
         self._record = record
         self._on_end = on_end
@@ -89,7 +90,7 @@ class RunningResponse:
 class SharedResponses:
     """Shared store as one API process uses it; `peers` are the others."""
 
-    def __init__(self, store: Store, peers: PeerProcesses) -> None:
+    def __init__(self, store: SqliteStore, peers: PeerProcesses) -> None:
         self.store = store
         self._peers = peers
         self._running: dict[Key, RunningResponse] = {}
@@ -109,10 +110,6 @@ class SharedResponses:
         running = RunningResponse(self.store, record, forget)
         self._running[record.key] = running
         return running
-
-    async def written(self) -> None:
-        """Wait until all states that this process has stored are in the file or have failed."""
-        await self.store.written()
 
     async def find(self, key: Key) -> StoredResponse | None:
         """Return a response of any process. Raises `StoreFailedError`, like the methods below."""

@@ -69,9 +69,9 @@ def _open(path: Path, bounds: StoreBounds, durable: bool, now: Callable[[], floa
 
 
 class SqliteStore:
-    """Implementation of `records.Store`. `durable`: a power failure loses nothing. `now`: Unix seconds.
+    """Store of one process. `put` and `pending` may be called in any thread, the others in the event loop's.
 
-    Raises `ConfigError` if the file cannot be used.
+    `durable`: a power failure loses nothing. `now`: Unix seconds. Raises `ConfigError` if the file cannot be used.
     """
 
     def __init__(
@@ -105,10 +105,15 @@ class SqliteStore:
 
     @property
     def process(self) -> str:
+        """Token of this process. Responses that it runs are known to have failed once it has ended."""
         return self._mark.token
 
     # --- from any thread ----------------------------------------------------------------------------------------
     def put(self, record: StoredResponse) -> None:
+        """Store a response some time later, in place of one with the same key.
+
+        Never raises: failures are counted and logged.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -121,6 +126,7 @@ class SqliteStore:
         self._not_stored("queue_full", "the file takes less than there is to store")
 
     def pending(self, key: Key) -> StoredResponse | None:
+        """Return a response that was `put` and is not in the file yet."""
         return self._pending.get(key)
 
     def _not_stored(self, reason: str, why: object) -> None:
@@ -132,9 +138,11 @@ class SqliteStore:
 
     # --- from the event loop ------------------------------------------------------------------------------------
     async def get(self, key: Key) -> StoredResponse | None:
+        """Return a response, None if it is unknown or has expired. Raises `StoreFailedError`."""
         return self.pending(key) or await self._read(lambda: self._find(key))
 
     async def written(self) -> None:
+        """Wait until all responses that were `put` are in the file or have failed."""
         done: Future[None] = Future()
         with self._lock:
             if self._closed:
@@ -142,13 +150,12 @@ class SqliteStore:
             self._queue.put(_Flush(done))
         await asyncio.wrap_future(done)
 
-    def delete_later(self, key: Key) -> None:
-        self._enqueue_delete(key)
-
     async def delete(self, key: Key) -> bool:
-        return await asyncio.wrap_future(self._enqueue_delete(key))
+        """Delete a response. Return whether there was one. Raises `StoreFailedError`."""
+        return await asyncio.wrap_future(self.delete_later(key))
 
-    def _enqueue_delete(self, key: Key) -> "Future[bool]":
+    def delete_later(self, key: Key) -> "Future[bool]":
+        """Delete a response after the earlier calls of `put`. The result, as of `delete`, need not be awaited."""
         done: Future[bool] = Future()
         with self._lock:
             self._pending.pop(key, None)
@@ -159,6 +166,7 @@ class SqliteStore:
         return done
 
     async def totals(self) -> Totals:
+        """Return the totals of all processes. Raises `StoreFailedError`."""
         return await self._read(self.reader.totals)
 
     async def _read(self, work: Callable[[], Result]) -> Result:
@@ -171,6 +179,7 @@ class SqliteStore:
         return await asyncio.get_running_loop().run_in_executor(self._reader, guarded)
 
     def close(self) -> None:
+        """Write pending responses. Blocks, so it must not run in the event loop."""
         with self._lock:
             if self._closed:
                 return

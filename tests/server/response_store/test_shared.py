@@ -39,7 +39,7 @@ class Two:
 
     async def run(self) -> None:
         self.running = self.first.begin(record("a", status="in_progress"))
-        await self.first.written()
+        await self.first.store.written()
         self.held = Held(self.stores[0])
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def test_a_deleted_response_stays_deleted(two: Two, ended: bool) -> None:
             two.running.cancel()
         assert await two.second.delete(KEY)
         two.held.released.set()
-        await two.first.written()
+        await two.first.store.written()
         for process in (two.first, two.second):
             assert await process.find(KEY) is None
 

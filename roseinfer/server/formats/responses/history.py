@@ -50,7 +50,7 @@ class Keeper:
         record = self._record(response)
         running = self._responses.begin(record)
         try:
-            await self._responses.written()
+            await self._responses.store.written()
             if await self._responses.store.get(record.key) is None:
                 raise StoreFailedError("the first state of a background response was not stored")
         except StoreFailedError as error:
