@@ -8,7 +8,7 @@ from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.server.formats.schemas import ChatRequest, OneAnswerRequest
-from roseinfer.server.formats.unsupported import HasEffect, Unsupported, check_supported, unsupported_error
+from roseinfer.server.formats.unsupported import HasEffect, Unsupported, supported, unsupported_error
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.request_models import parse, unknown_fields
 from roseinfer.server.request.models import ModelField
@@ -63,12 +63,8 @@ def chat_request(request: ModelField, translated: dict[str, Any], names: FieldNa
     Raises `ApiError` 400 for unsupported fields, and for fields of a chat that the API does not have.
     """
     common = {name: getattr(request, name, None) for name in OneAnswerRequest.model_fields}
-    extras = unknown_fields(request)
-    for name, value in extras.items():
-        check_supported(name, value, names.unsupported)
-    extras = {
-        name: value for name, value in extras.items() if name not in names.unsupported and names.is_ignored(name, value)
-    }
+    extras = supported(unknown_fields(request), names.unsupported)
+    extras = {name: value for name, value in extras.items() if names.is_ignored(name, value)}
     for name in extras.keys() & (ChatRequest.model_fields.keys() - OneAnswerRequest.model_fields.keys()):
         raise unsupported_error(name, "it is a field of /v1/chat/completions")
     given = {name: value for name, value in (common | translated).items() if value is not None}

@@ -11,10 +11,15 @@ from orjson import JSONEncodeError, dumps
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import MAX_BYTES, check_depth
 from roseinfer.server.formats.schemas import ChatRequest
+from roseinfer.server.formats.unsupported import Unsupported
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.text.tools.base import MAX_CALLS, Tool
 
 MAX_NAME_CHARS = 64
+# Field of Responses' and Messages' tools.
+ALLOWED_CALLERS = Unsupported(
+    "only the model itself calls tools", lambda callers: not isinstance(callers, list) or "direct" not in callers
+)
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
 
 

@@ -22,12 +22,18 @@ class Unsupported:
     has_effect: HasEffect
     code: str = "unsupported_field"
 
+    def check(self, name: str, value: Any) -> None:
+        """Raise `ApiError` 400 if field `name` has a value with an effect."""
+        if value is not None and self.has_effect(value):
+            raise unsupported_error(name, self.why, self.code)
 
-def check_supported(name: str, value: Any, unsupported: Mapping[str, Unsupported]) -> None:
-    """Raise `ApiError` 400 if an unsupported field has an effect."""
-    found = unsupported.get(name)
-    if value is not None and found is not None and found.has_effect(value):
-        raise unsupported_error(name, found.why, found.code)
+
+def supported(fields: dict[str, Any], unsupported: Mapping[str, Unsupported]) -> dict[str, Any]:
+    """Return the fields that are not `unsupported`. Raises `ApiError` 400 if another one has an effect."""
+    for name, value in fields.items():
+        if name in unsupported:
+            unsupported[name].check(name, value)
+    return {name: value for name, value in fields.items() if name not in unsupported}
 
 
 def unsupported_error(name: str, why: str, code: str = "unsupported_field") -> ApiError:
@@ -48,10 +54,6 @@ def if_set(value: Any) -> bool:
 
 def unless(*harmless: Any) -> HasEffect:
     return lambda value: all(value != known or type(value) is not type(known) for known in harmless)
-
-
-def unless_listing(harmless: str) -> HasEffect:
-    return lambda value: not isinstance(value, list) or harmless not in value
 
 
 _SYNTAX = "constraints are fields of structured_outputs"
@@ -148,9 +150,9 @@ def check_extras(extras: dict[str, Any], n: int = 1) -> list[str]:
     ignored = []
     for name, value in extras.items():
         unsupported = UNSUPPORTED.get(name) or (_UNKNOWN_GUIDED if name.startswith("guided_") else None)
-        if unsupported is not None and unsupported.has_effect(value):
-            raise bad_request(f"{name} is not supported: {unsupported.why}", name, unsupported.code)
-        if unsupported is None and HINTS.get(name, always)(value):
+        if unsupported is not None:
+            unsupported.check(name, value)
+        elif HINTS.get(name, always)(value):
             ignored.append(name[:100])
     _check_best_of(extras.get("best_of"), n)
     return ignored

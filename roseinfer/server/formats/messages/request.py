@@ -10,17 +10,8 @@ from roseinfer.server.formats.as_chat import FieldNames, chat_request, ignored_i
 from roseinfer.server.formats.chat_builder import ChatBuilder
 from roseinfer.server.formats.messages.content import Content, system_texts
 from roseinfer.server.formats.schemas import MAX_OBJECTS, Count, Objects, OneAnswerRequest, StopStrings
-from roseinfer.server.formats.tool_fields import check_bytes, read_function
-from roseinfer.server.formats.unsupported import (
-    Unsupported,
-    always,
-    check_supported,
-    if_set,
-    never,
-    unless,
-    unless_listing,
-    unsupported_error,
-)
+from roseinfer.server.formats.tool_fields import ALLOWED_CALLERS, check_bytes, read_function
+from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless, unsupported_error
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import RequestModel, unknown_fields
 from roseinfer.server.request.models import ModelField
@@ -109,10 +100,10 @@ def _too_long(error: RequestTooLongError) -> str:
 
 
 FIELD_NAMES = FieldNames(_NAMES, _UNSUPPORTED, _HINTS, _too_long)
-_IN_TOOLS = {"allowed_callers": Unsupported("only the model itself calls tools", unless_listing("direct"))}
-# What tools may have beside what is refused there. All tools are shown, deferred ones too.
+# Fields of a tool that need no warning. All tools are shown, deferred ones too.
 _TOOL_FIELDS = {
     "type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming", "defer_loading",
+    "allowed_callers",
 }  # fmt: skip
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -168,7 +159,7 @@ def _ignored_parts(request: CountTokensRequest) -> list[str]:
     """Return warnings for parts of fields that are not used."""
     parts = {"output_config": request.output_config, "thinking": request.thinking, "tool_choice": request.tool_choice}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
-    return names + ignored_in_tools(request.tools, _IN_TOOLS.keys() | _TOOL_FIELDS)
+    return names + ignored_in_tools(request.tools, _TOOL_FIELDS)
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
@@ -214,8 +205,7 @@ def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
 
 
 def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    for name, refusal in _IN_TOOLS.items():
-        check_supported(f"{place}.{name}", tool.get(name), {f"{place}.{name}": refusal})
+    ALLOWED_CALLERS.check(f"{place}.allowed_callers", tool.get("allowed_callers"))
     named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
     function = {name: tool[own] for name, own in named.items() if tool.get(own) is not None}
     read_function(function, place, "input_schema")

@@ -8,14 +8,7 @@ from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
 from roseinfer.core.request import Prompt, kept_prompt_tokens
 from roseinfer.server.formats.common_job import AnswerKind, CommonSettings, new_job, read_objectives
 from roseinfer.server.formats.pooling.request import PoolingFields
-from roseinfer.server.formats.unsupported import (
-    Unsupported,
-    always,
-    check_extras,
-    check_supported,
-    if_set,
-    unless,
-)
+from roseinfer.server.formats.unsupported import Unsupported, always, check_extras, if_set, supported, unless
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import RequestContext
@@ -73,10 +66,7 @@ def read_settings(call: RequestContext, request: PoolingFields) -> PoolingSettin
     model = call.service.resolve_model(request.model)
     info = call.backend.info.facts.pooling
     assert info is not None, "checked by `Inference`"
-    extras = unknown_fields(request)
-    for name, value in extras.items():
-        check_supported(name, value, _UNSUPPORTED)
-    warnings = check_extras({name: value for name, value in extras.items() if name not in _UNSUPPORTED})
+    warnings = check_extras(supported(unknown_fields(request), _UNSUPPORTED))
     promised = _objectives(call, request, model, warnings)
     return PoolingSettings(model, promised, warnings, info, _truncation(call, request))
 

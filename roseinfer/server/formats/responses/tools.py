@@ -6,8 +6,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from roseinfer.server.formats.chat_builder import text_field
-from roseinfer.server.formats.tool_fields import MAX_NAME_CHARS, check_bytes, read_function
-from roseinfer.server.formats.unsupported import Unsupported, check_supported, unless_listing, unsupported_error
+from roseinfer.server.formats.tool_fields import ALLOWED_CALLERS, MAX_NAME_CHARS, check_bytes, read_function
+from roseinfer.server.formats.unsupported import unsupported_error
 from roseinfer.server.http.errors import bad_request
 
 # Fields of a tool that need no warning. `defer_loading` asks to hide a tool until a search finds it. There is no
@@ -15,7 +15,6 @@ from roseinfer.server.http.errors import bad_request
 TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict", "defer_loading", "allowed_callers"})
 _NAMESPACE_FIELDS = frozenset({"type", "name", "description", "tools"})
 _CUSTOM_FIELDS = frozenset({"type", "name", "description", "format", "defer_loading", "allowed_callers"})
-_ALLOWED_CALLERS = Unsupported("only the model itself calls tools", unless_listing("direct"))
 # The argument that holds the input of a custom tool.
 _INPUT = "input"
 
@@ -99,9 +98,7 @@ class OfferedTools:
             about = None
 
     def _offer(self, tool: dict[str, Any], place: str, namespace: str | None = None, about: str | None = None) -> None:
-        check_supported(
-            f"{place}.allowed_callers", tool.get("allowed_callers"), {f"{place}.allowed_callers": _ALLOWED_CALLERS}
-        )
+        ALLOWED_CALLERS.check(f"{place}.allowed_callers", tool.get("allowed_callers"))
         custom = tool["type"] == "custom"
         function = self._custom(tool, place) if custom else _function(tool)
         self._note_fields(tool, _CUSTOM_FIELDS if custom else TOOL_FIELDS)
