@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterator
 from math import inf
@@ -24,15 +25,14 @@ def _encode(line: dict[str, Any]) -> bytes:
 
 
 class Recorder:
-    """File of a recording, readable by this user only. An existing file is emptied. Raise `ConfigError` if it cannot be
-    written.
+    """File of a recording, readable by this user only. Raise `ConfigError` if it cannot be written.
 
-    A later error only ends the recording.
+    A file that exists keeps its content until `begin`. A later error only ends the recording.
     """
 
     def __init__(self, path: str | Path, encode: Callable[[dict[str, Any]], bytes] = _encode) -> None:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(f"record: cannot write '{path}': {error.strerror}") from error
         self._path = path
@@ -40,6 +40,15 @@ class Recorder:
         _flush_before_forks(self._file)
         self._encode = encode
         self._flushed_s = -inf
+
+    def begin(self, line: dict[str, Any]) -> None:
+        """Empty the file, keep it from other users, and write its first line."""
+        descriptor = self._file.fileno()
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # no pipe and no terminal
+            with contextlib.suppress(PermissionError):  # another user's file
+                os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, 0)
+        self.write(line)
 
     def write(self, line: dict[str, Any]) -> None:
         if self._file.closed:

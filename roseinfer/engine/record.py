@@ -142,7 +142,7 @@ class RecordingCore:
             setup["experts"] = experts
         if reads != WHOLE_CONTEXT:
             setup["reads"] = reads
-        recorder.write({"setup": setup})
+        recorder.begin({"setup": setup})
 
     def add(self, new: Add) -> None:
         arrival_s, deadline_s = arrival_and_deadline(new, self._clock.now())

@@ -47,7 +47,7 @@ class RecordingPlacer(Placer):
         self._available: dict[int, bool] = {}  # as recorded
         self._recorder = Recorder(path)
         setup = {"routing": routing, "engines": numbers, "share": share, "blocks": blocks}
-        self._recorder.write({"setup": setup | {"delay_s": delay_s, "seed": seed}})
+        self._recorder.begin({"setup": setup | {"delay_s": delay_s, "seed": seed}})
 
     def add(self, engine: int) -> None:
         super().add(engine)

@@ -64,6 +64,21 @@ def test_the_file_is_private_and_overwritten(tmp_path: Path) -> None:
     assert [list(line) for line in lines(file)] == [["setup"]]
 
 
+def test_an_existing_file_becomes_private(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.touch(0o644)
+    run_all(recording(make_core(), file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_start_that_is_refused_keeps_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text("earlier\n")
+    with pytest.raises(ConfigError, match="cannot record an engine with LoRA adapters"):
+        LLM("tiny", threads=1, num_kv_blocks=16, enable_lora=True, record=str(file))
+    assert file.read_text() == "earlier\n"
+
+
 class FailingRunner(FakeRunner):
     """Runner in which one request of a step fails."""
 

@@ -68,7 +68,9 @@ class GuidedSequences:
     def prepare(self, spec: GuideSpec) -> PendingGuide:
         """Start making a request's guides. Raise `InvalidRequestError`."""
         if self.guides is None:
-            raise InvalidRequestError("an engine that records (--record) cannot constrain outputs")
+            raise InvalidRequestError(
+                "an engine that records (--record) cannot constrain outputs: send no schema, grammar or tools"
+            )
         self.used, guides = True, self.guides
         return _typed(lambda: guides.prepare(spec))
 
