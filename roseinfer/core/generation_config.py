@@ -24,10 +24,8 @@ def sampling_defaults(document: dict[str, Any]) -> dict[str, Any]:
     `do_sample` is the caller's business.
     """
     values = {name: document[name] for name in _FIELDS if document.get(name) is not None}
-    if values.get("top_k") == -1:  # some models write "off" as -1
-        values["top_k"] = 0
-    SequenceParams(**values)
-    return values
+    params = SequenceParams(**values)
+    return {name: getattr(params, name) for name in values}
 
 
 def given_document(choice: str) -> dict[str, Any] | None:

@@ -61,14 +61,14 @@ RANGES = {
 class SequenceParams:
     """Sampling and stopping of one sequence.
 
-    `temperature` 0 is greedy. `top_k` 0 is off. `top_p` keeps the smallest set of most likely tokens whose mass reaches
-    p (the token that crosses p is kept). `min_p` keeps tokens at least that likely relative to the likeliest.
-    `repetition_penalty` covers prompt and output, `presence_penalty` and `frequency_penalty` the output only. `seed`
-    None: drawn by the sender of the request. `logprobs` is the number of alternatives returned beside the sampled token
-    (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for every prompt
-    token but the first. Log probabilities are the model's, before temperature, penalties and filters. `stop` strings
-    are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not sampled before
-    `min_tokens`.
+    `temperature` 0 is greedy. `top_k` 0 is off; -1 becomes 0. `top_p` keeps the smallest set of most likely tokens
+    whose mass reaches p (the token that crosses p is kept). `min_p` keeps tokens at least that likely relative to the
+    likeliest. `repetition_penalty` covers prompt and output, `presence_penalty` and `frequency_penalty` the output
+    only. `seed` None: drawn by the sender of the request. `logprobs` is the number of alternatives returned beside the
+    sampled token (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for
+    every prompt token but the first. Log probabilities are the model's, before temperature, penalties and filters.
+    `stop` strings are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not sampled
+    before `min_tokens`.
 
     `allowed_token_ids`: only these are sampled; EOS ids must be listed, too (None = all are allowed). `bad_token_ids`:
     sequences of token ids that the output must not contain. `bad_words`: texts that are replaced by such sequences
@@ -138,7 +138,9 @@ class SequenceParams:
         for name, allowed in RANGES.items():
             if name != "logit_bias":
                 _check_float(name, getattr(self, name), allowed)
-        _check_int("top_k", self.top_k, 0, INT64_MAX)
+        _check_int("top_k", self.top_k, -1, INT64_MAX)
+        if self.top_k == -1:  # "off" of vLLM and of some models
+            object.__setattr__(self, "top_k", 0)
         if self.seed is not None:
             _check_int("seed", self.seed, INT64_MIN, INT64_MAX)
         for name in ("logprobs", "prompt_logprobs"):

@@ -19,6 +19,7 @@ _UNSUPPORTED = {
 _PLAIN = (
     "min_tokens",
     "temperature",
+    "top_k",
     "top_p",
     "min_p",
     "repetition_penalty",
@@ -133,7 +134,6 @@ class SamplingParams:
             values["bad_token_ids"] = tuple(_as_tuple("bad_token_ids", sequence) for sequence in sequences)
         if self.logit_bias:
             values["logit_bias"] = _biases(self.logit_bias)
-        values["top_k"] = 0 if self.top_k == -1 else self.top_k
         values["max_tokens"] = max_tokens if self.max_tokens is None else self.max_tokens
         return SequenceParams(**values)
 

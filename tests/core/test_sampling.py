@@ -55,6 +55,12 @@ def test_every_list_of_token_ids_is_told_with_its_name() -> None:
     assert not [name for name, ids in SequenceParams().named_token_ids() if list(ids)]
 
 
+def test_top_k_of_minus_one_is_off() -> None:
+    assert SequenceParams(top_k=-1) == SequenceParams(top_k=0)
+    with pytest.raises(InvalidRequestError, match=r"top_k must be within \[-1, "):
+        SequenceParams(top_k=-2)
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("value", [1.0, True, "1", -(2**70)])
 def test_what_is_no_integer_in_range_is_refused(name: str, value: object) -> None:

@@ -68,8 +68,6 @@ def configure(parser: OptionParser) -> None:
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
-    if given.get("top_k") == -1:  # vLLM's "off", as in requests to a server
-        given["top_k"] = 0
     OPTIONS.build(SequenceParams, given)  # report a wrong value before the model is loaded
     given_document(given.get("generation_config", AUTO))
     if args.system is not None and not args.chat:

@@ -111,8 +111,6 @@ def sampling_params(
         value = info.facts.default_sampling.get(name) if value is None else value
         if value is not None:
             fields[name] = value
-    if fields.get("top_k") == -1:
-        fields["top_k"] = 0
     params = SequenceParams(**fields)
     if params.truncate_prompt_tokens is None:
         return params, None
