@@ -157,8 +157,8 @@ class SequenceParams:
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, None)
         self._check_vocabulary()
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
+        if self.truncate_prompt_tokens is not None:
+            _check_truncation(self.truncate_prompt_tokens)
 
     def _make_tuples(self) -> None:
         """Convert lists to tuples, so that parameters can be compared and hashed. Reject a text in place of a list."""
@@ -208,6 +208,13 @@ def _check_int(name: str, value: int, low: int | None, high: int | None) -> None
     _check_range(name, value, low, high)
 
 
+def _check_truncation(value: int) -> None:
+    name = "truncate_prompt_tokens"
+    _check_int(name, value, None, None)
+    if value != -1 and value < 1:
+        raise InvalidRequestError(f"{name} must be -1 or at least 1, got {value}", name)
+
+
 def _check_float(name: str, value: float, allowed: Range) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InvalidRequestError(f"{name} must be a finite number", name)
@@ -225,10 +232,5 @@ def _is_finite(value: float) -> bool:
 
 def _check_range(name: str, value: float, low: float | None, high: float | None) -> None:
     if (low is not None and value < low) or (high is not None and value > high):
-        raise InvalidRequestError(f"{name} must be within {_bounds(low, high)}, got {value}", name)
-
-
-def _bounds(low: float | None, high: float | None) -> str:
-    left = "(-inf" if low is None else f"[{low}"
-    right = "inf)" if high is None else f"{high}]"
-    return f"{left}, {right}"
+        expected = f"at least {low}" if high is None else f"within [{low}, {high}]"
+        raise InvalidRequestError(f"{name} must be {expected}, got {value}", name)

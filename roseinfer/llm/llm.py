@@ -85,6 +85,8 @@ class LLM:
         error = system_error(sys.platform)
         if error is not None:
             raise ConfigError(error)
+        if not isinstance(model, str | os.PathLike):
+            raise ConfigError(f"model must be text or a path, got {kind_of(model)}")
         known, notes = engine_options(options)
         if notes:
             log.warning("%s", "; ".join(notes))
@@ -287,7 +289,7 @@ class LLM:
     if not TYPE_CHECKING:  # a type checker knows that other attributes do not exist
 
         def __getattr__(self, name: str) -> Any:
-            hint = " is not supported; see docs/from-vllm.md" if name in _UNSUPPORTED else " does not exist"
+            hint = " is not supported; see docs/reference/python.md" if name in _UNSUPPORTED else " does not exist"
             raise AttributeError(f"LLM.{name}{hint}", name=name, obj=self)
 
     # --- internals ------------------------------------------------------------------------------------------------
@@ -301,6 +303,8 @@ class LLM:
         lora_request: LoraRequests = None,
     ) -> list[AnswerBuilder]:
         """Make the requests of a call. `tokenised`: makes a prompt, of its last tokens only if a number is given."""
+        if (pooling := self.engine.info.facts.pooling) is not None:
+            raise InvalidRequestError(f"the model does not generate text: call {pooling.task}", "model")
         count = len(inputs)
         default = self.get_default_sampling_params() if sampling_params is None else None
         all_params = _each(default or sampling_params, SamplingParams, count, "sampling_params")

@@ -50,6 +50,9 @@ class LocalAdapters:
     def _adapter(self, wanted: LoRARequest | None) -> Adapter | None:
         if wanted is None:
             return None
+        if self._engine.core.adapters is None:
+            message = "the LLM takes no LoRA adapters: create it with enable_lora=True"
+            raise InvalidRequestError(message, "lora_request")
         known, path = self._engine.adapters().get(wanted.lora_name), os.path.abspath(wanted.lora_path)
         if known is not None and (not wanted.lora_path or path == known.path):
             return known

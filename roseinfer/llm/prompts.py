@@ -133,10 +133,12 @@ def _read_dictionary(prompt: Mapping[str, Any]) -> PromptInput:
 
 
 def _as_ids(prompt: Iterable[Any]) -> list[int]:
+    ids = list(prompt)
     try:
-        return list(map(operator.index, prompt))
+        return list(map(operator.index, ids))
     except TypeError:
-        raise InvalidRequestError("the token ids of a prompt must be integers", "prompt") from None
+        wrong = next((kind_of(one) for one in ids if not hasattr(one, "__index__")), kind_of(ids[0]))
+        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got a list with {wrong}", "prompt") from None
 
 
 def as_keywords(given: Any, name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Sampling parameters of a request as `LLM` takes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,12 +8,12 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.llm.structured_outputs import StructuredOutputsParams
 
-# Fields of vLLM that are accepted only if they ask for nothing -> what they ask for.
+# Fields of vLLM that are accepted only if they ask for nothing -> what to use, or why.
 _UNSUPPORTED = {
-    "best_of": "more samples than are returned; use n",
-    "guided_decoding": "this form; use structured_outputs",
-    "logits_processors": "logits processors; see logit_bias and allowed_token_ids",
-    "extra_args": "arguments of plugins",
+    "best_of": "use n",
+    "guided_decoding": "use structured_outputs",
+    "logits_processors": "use logit_bias or allowed_token_ids",
+    "extra_args": "no plugin reads them",
 }
 # Fields that the core takes unchanged.
 _PLAIN = (
@@ -33,6 +33,7 @@ _PLAIN = (
     "skip_special_tokens",
     "truncate_prompt_tokens",
 )
+_TEXTS = "a text or a list of texts"
 _LISTS = ("stop_token_ids", "bad_words", "allowed_token_ids")
 _FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 # Samples of a prompt, as in vLLM. A mistyped number would fill the memory before anything runs.
@@ -128,7 +129,7 @@ class SamplingParams:
         values: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         values |= {name: _as_tuple(name, value) for name in _LISTS if (value := getattr(self, name)) is not None}
         if self.stop:
-            values["stop"] = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
+            values["stop"] = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop, _TEXTS)
         if self.bad_token_ids:
             sequences = _as_tuple("bad_token_ids", self.bad_token_ids)
             values["bad_token_ids"] = tuple(_as_tuple("bad_token_ids", sequence) for sequence in sequences)
@@ -139,13 +140,15 @@ class SamplingParams:
 
     def _check(self) -> None:
         """Check the fields that the core does not know."""
-        for name, meaning in _UNSUPPORTED.items():
+        for name, hint in _UNSUPPORTED.items():
             if getattr(self, name) and not (name == "best_of" and self.best_of == self.n):
-                raise InvalidRequestError(f"{name} is not supported: {meaning}; see docs/from-vllm.md", name)
+                raise InvalidRequestError(f"{name} is not supported: {hint}; see docs/reference/python.md", name)
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise InvalidRequestError(f"n must be a positive integer, got {self.n!r}", "n")
         if self.n > MAX_SAMPLES_COUNT:
             raise InvalidRequestError(f"n must be at most {MAX_SAMPLES_COUNT}, got {self.n}", "n")
+        if isinstance(self.top_k, int) and self.top_k < -1:
+            raise InvalidRequestError(f"top_k must be at least -1, got {self.top_k}", "top_k")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}", name)
@@ -158,13 +161,10 @@ class SamplingParams:
             raise InvalidRequestError(message, "structured_outputs")
 
 
-def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes | Mapping):
-        raise InvalidRequestError(f"{name} must be a list, got {type(value).__name__}", name)
-    try:
-        return tuple(value)
-    except TypeError:
-        raise InvalidRequestError(f"{name} must be a list, got {type(value).__name__}", name) from None
+def _as_tuple(name: str, value: Any, expected: str = "a list") -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequestError(f"{name} must be {expected}, got {type(value).__name__}", name)
+    return tuple(value)
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:

@@ -327,7 +327,7 @@ def test_with_one_invalid_request_nothing_runs(llm: LLM) -> None:
 
 @pytest.mark.parametrize("wrong", ["a", None, 1.5, [1]])
 def test_a_prompt_with_an_invalid_token_is_rejected_and_leaves_nothing(llm: LLM, wrong: object) -> None:
-    with pytest.raises(InvalidRequestError, match="integers") as caught:
+    with pytest.raises(InvalidRequestError, match="a list of token ids") as caught:
         llm.generate([[1, 2, 3], [1, wrong]], GREEDY)
     assert caught.value.param == "prompt"
     assert llm.engine.core.scheduler.num_live == 0
@@ -353,6 +353,11 @@ def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(
 def test_unknown_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="max_seqs"):
         LLM("tiny", max_seqs=4)
+
+
+def test_a_model_of_another_type_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="model must be text or a path, got None"):
+        LLM(None)
 
 
 def test_objectives_without_a_server(llm: LLM) -> None:

@@ -101,7 +101,7 @@ def test_wrong_options_get_a_sentence(options: dict[str, Any], message: str) -> 
 
 def test_methods_that_vllm_has_are_named() -> None:
     with LLM("tiny", threads=1, num_kv_blocks=16) as llm:
-        with pytest.raises(AttributeError, match=r"LLM\.encode is not supported; see docs/from-vllm\.md"):
+        with pytest.raises(AttributeError, match=r"LLM\.encode is not supported; see docs/reference/python\.md"):
             llm.encode  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(AttributeError, match=r"LLM\.tokeniser does not exist"):
             llm.tokeniser  # type: ignore[attr-defined]  # noqa: B018

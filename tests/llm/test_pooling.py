@@ -87,7 +87,7 @@ def test_long_inputs_are_errors_unless_they_are_cut(embedder: LLM) -> None:
 
 
 def test_another_task_is_an_error(embedder: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="does not generate text"):
+    with pytest.raises(InvalidRequestError, match="does not generate text: call embed"):
         embedder.generate("one")
     with LLM("tiny", **OPTIONS) as generates, pytest.raises(InvalidRequestError, match="runner='pooling'"):
         generates.embed("one")
