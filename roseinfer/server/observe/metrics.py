@@ -171,12 +171,10 @@ class EngineMetrics:
             self._success.labels(*self._values, str(finish)).inc()
             self._output_tokens.observe(sample.tokens)
             self._preemptions.observe(sample.preemptions)
-            if sample.why is not None:
-                for cause, seconds in sample.why.waited:
-                    if (
-                        cause is not Cause.ENGINE or run.route is None or not run.route.resumes
-                    ):  # otherwise it ran there
-                        self._waited.labels(*self._values, cause).inc(seconds)
+            for cause, seconds in sample.why.waited if sample.why is not None else ():
+                # Of a resumed request the time on another engine is no wait: it ran there.
+                if cause is not Cause.ENGINE or run.route is None or not run.route.resumes:
+                    self._waited.labels(*self._values, cause).inc(seconds)
             if finish in COMPLETE:
                 self._phases(sample)
 

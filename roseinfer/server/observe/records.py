@@ -4,6 +4,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from math import inf
@@ -58,16 +59,6 @@ class SampleSummary(NamedTuple):
     drafts: Mapping[str, DraftTally] | None = None
 
 
-class RouteInfo(NamedTuple):
-    """Path of a request over several engines, see `Route`."""
-
-    engine: int
-    reason: str
-    retries: int
-    placed_again: int
-    resumes: int
-
-
 class RequestEntry(NamedTuple):
     """State of one request when it ended, or now if it is `live`.
 
@@ -76,7 +67,7 @@ class RequestEntry(NamedTuple):
     `worst`: the sample that kept its objectives least. `finish`: its finish reason, or what ended the request early.
     `reason`: details of an early end. `status`: HTTP status, None before the answer begins.
     `seen`: worst latencies of all samples, None until each has a token. `engine`: the last one, None if it had none.
-    `route`: None with a single engine.
+    `route`: a copy, None with a single engine.
     """
 
     number: int
@@ -85,22 +76,22 @@ class RequestEntry(NamedTuple):
     request_id: str
     api: str
     model: str
-    stream: bool
     created_s: float
     age_s: float
-    slo: Slo | None
     outcome: Outcome | None
     finish: str
     reason: str
     status: int | None
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    choices: int
-    seen: Latencies | None
-    worst: SampleSummary
-    route: RouteInfo | None
-    rejection: Rejection | None
+    stream: bool = False
+    slo: Slo | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    choices: int = 0
+    seen: Latencies | None = None
+    worst: SampleSummary = SampleSummary()
+    route: Route | None = None
+    rejection: Rejection | None = None
     engine: int | None = None
 
 
@@ -154,22 +145,12 @@ class RequestRecords:
             request_id=visit.request_id,
             api=_api_of(visit.path),
             model=visit.model,
-            stream=False,
             created_s=self._wall() - age_s,
             age_s=age_s,
-            slo=None,
             outcome=Outcome.REJECTED,
             finish="rejected",
             reason=error.code or "",
             status=error.status,
-            prompt_tokens=0,
-            cached_tokens=0,
-            output_tokens=0,
-            choices=0,
-            seen=None,
-            worst=SampleSummary(),
-            route=None,
-            rejection=None,
         )
         self._turned_away.append(record)
 
@@ -247,14 +228,10 @@ def _record(number: int, live: _Live, now_s: float, end: RequestEnd) -> RequestE
         choices=job.num_choices,
         seen=seen,
         worst=worst,
-        route=None if route is None else _route_info(route),
+        route=None if route is None else replace(route),
         rejection=cause.rejection if isinstance(cause, SloUnattainable) else None,
         engine=live.first_engine if route is None else route.engine,
     )
-
-
-def _route_info(route: Route) -> RouteInfo:
-    return RouteInfo(route.engine, route.reason, route.retries, route.placed_again, route.resumes)
 
 
 def _summarize(arrival_s: float, sample: SampleRecord) -> SampleSummary:

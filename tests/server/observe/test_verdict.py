@@ -7,9 +7,10 @@ import orjson
 import pytest
 
 from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
+from roseinfer.engine.api import Route
 from roseinfer.server.formats.request_document import RequestState
 from roseinfer.server.observe.record_json import record_json, timeline
-from roseinfer.server.observe.records import RequestEntry, RouteInfo, SampleSummary
+from roseinfer.server.observe.records import RequestEntry, SampleSummary
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.job import Latencies, Outcome
 
@@ -100,7 +101,7 @@ def test_a_rejection_does_not_name_a_forecast_within_the_objective() -> None:
 @pytest.mark.parametrize("outcome", [Outcome.MISSED_TPOT, Outcome.MISSED_E2E])
 def test_a_resumed_request_blames_the_engine_failure(outcome: Outcome) -> None:
     sample = sample_of(0.0, 0.1, 2.5, why=waited((Cause.ENGINE, 1.4)))
-    found = verdict(record(sample, outcome, route=RouteInfo(1, "rest", 0, 0, 1)))
+    found = verdict(record(sample, outcome, route=Route(1, "rest", 0, 0, 1)))
     assert found.name == "engine" and "Its engine failed once after its first token" in found.summary
 
 
@@ -299,7 +300,7 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
     for outcome in (*Outcome, None):
         for sample in (LATE_START, sample_of(None, None, None, 0), late_start(waited((Cause.SEATS, 0.6)))):
             for live in (False, True):
-                made = record_json(record(sample, outcome, live=live, route=RouteInfo(1, "promise", 1, 0, 2)))
+                made = record_json(record(sample, outcome, live=live, route=Route(1, "promise", 1, 0, 2)))
                 RequestState.model_validate_json(orjson.dumps(made))
 
 
@@ -327,7 +328,7 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
             record(
                 sample_of(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6)), first=waited((Cause.STEP, 0.1))),
                 Outcome.MET,
-                route=RouteInfo(1, "promise", 0, 0, 1),
+                route=Route(1, "promise", 0, 0, 1),
             ),
             [("step", 100), ("prefill", 100), ("decode", 800)],
         ),
