@@ -13,7 +13,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from roseinfer.core import logs
 from roseinfer.core.config.engine import PRICED
@@ -66,17 +66,11 @@ class Signals:
             self._on_reload()
 
 
-class RollingRestarts(Protocol):
-    async def rolling_restart(self) -> None:
-        """See `EngineSupervisor`."""
-        ...
-
-
 class Reload:
-    """Callable that restarts the engines in turn, in the background."""
+    """Callable that restarts the engines in turn, by `restart`, in the background."""
 
-    def __init__(self, supervisor: RollingRestarts, manager: SystemdNotifier) -> None:
-        self._supervisor = supervisor
+    def __init__(self, restart: Callable[[], Awaitable[None]], manager: SystemdNotifier) -> None:
+        self._restart = restart
         self._manager = manager
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,7 +82,7 @@ class Reload:
     async def _roll(self) -> None:
         self._manager.reloading()
         try:
-            await self._supervisor.rolling_restart()
+            await self._restart()
         finally:
             self._manager.reloaded()
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from roseinfer.cluster.models import ModelSupervisors
 from roseinfer.cluster.start import Supervisor, routed_engine, router_record
@@ -20,7 +20,6 @@ from roseinfer.server.app import ModelParts, parts_of
 from roseinfer.server.asgi import LAST_WORDS_S, Server, uvicorn_config, with_texts
 from roseinfer.server.hosting import (
     Reload,
-    RollingRestarts,
     Signals,
     configure_logging,
     end_of,
@@ -55,14 +54,7 @@ class HostedModel:
     owner: Supervisor | None = None
 
 
-class EnginesOwner(RollingRestarts, Protocol):
-    """Owner of the engines of all models, see `ModelSupervisors`."""
-
-    folder: Path
-    failure: "asyncio.Future[None]"
-
-
-async def serve_models(models: Sequence[ServedModelConfig], announce: Callable[[str], None] = say) -> None:
+async def serve_models(models: Sequence[ServedModelConfig]) -> None:
     """Serve with supervised engine processes, or with engines that a directory lists. SIGHUP restarts them in turn.
 
     The options of the server are those of the first model. Raises what `serve` and `engine_supervisor` raise, and
@@ -73,7 +65,7 @@ async def serve_models(models: Sequence[ServedModelConfig], announce: Callable[[
     supervisors = ModelSupervisors.of(models)
     hosted = [_hosted(model, supervisors, index, classes) for index, model in enumerate(models)]
     try:
-        await serve(hosted, announce, supervisors)
+        await serve(hosted, supervisors)
     finally:
         await supervisors.close()
     if supervisors.failure.done():
@@ -95,14 +87,11 @@ def _hosted(model: ServedModelConfig, supervisors: ModelSupervisors, index: int,
     return HostedModel(parts, load, start, supervisor)
 
 
-async def serve(
-    models: Sequence[HostedModel], announce: Callable[[str], None] = say, owner: EnginesOwner | None = None
-) -> None:
+async def serve(models: Sequence[HostedModel], owner: ModelSupervisors | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Call in the main thread.
 
-    The address answers 503 `loading` while the engines start. `announce` receives the startup message. `owner`: owner
-    of all engines; its failure ends the server. Raises `ConfigError` for an unusable address, and what `start_engine`
-    raises.
+    The address answers 503 `loading` while the engines start. `owner`: owner of all engines; its failure ends the
+    server. Raises `ConfigError` for an unusable address, and what `start_engine` raises.
     """
     config = models[0].parts.config
     configure_logging(config)
@@ -113,7 +102,7 @@ async def serve(
     )
     listener = listen(config)
     systemd = SystemdNotifier()
-    signals = Signals(None if owner is None else Reload(owner, systemd))
+    signals = Signals(None if owner is None else Reload(owner.rolling_restart, systemd))
     signals.install()
     server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
@@ -128,7 +117,7 @@ async def serve(
             settle_garbage_collector()
             names = [model.parts.name for model in models]
             words = greeting(config, names, listener, engines[0].info, chats=parts.service.chats)
-            announce(words)
+            say(words)
             systemd.ready(words.partition(";")[0])
             await first_of(signals.first.wait(), *map(end_of, ends))
             systemd.stopping()

@@ -135,7 +135,7 @@ def test_calls_out_of_order_send_nothing(manager: Manager):
     async def run() -> None:
         notifier = SystemdNotifier({"NOTIFY_SOCKET": manager.address})
         restarts = Restarts()
-        reload = Reload(restarts, notifier)
+        reload = Reload(restarts.rolling_restart, notifier)
         notifier.reloading()
         assert manager.silent(), "not ready yet"
         notifier.ready("two\nlines")

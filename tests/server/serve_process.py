@@ -52,7 +52,7 @@ async def main(port: int, shutdown_timeout: float) -> None:
 
     config = with_traces(ServerConfig(port=port, shutdown_timeout=shutdown_timeout), os.environ)
     model = HostedModel(ModelParts(config, "fake"), byte_level, start_engine)
-    await serve([model], lambda text: print(text, flush=True))
+    await serve([model])
 
 
 if __name__ == "__main__":

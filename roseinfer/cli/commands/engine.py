@@ -66,7 +66,7 @@ async def _serve(server: "EngineServer", config: KeeperConfig, model: str) -> No
     from roseinfer.server.hosting import Reload, Signals, end_of, first_of
 
     manager = SystemdNotifier()
-    signals = Signals(Reload(server, manager))
+    signals = Signals(Reload(server.rolling_restart, manager))
     signals.install()
     try:
         address = await server.launch()

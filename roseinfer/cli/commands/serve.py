@@ -216,6 +216,6 @@ def _one(models: Sequence[ServedModelConfig]) -> Coroutine[Any, Any, None]:
 
 
 def _several(models: Sequence[ServedModelConfig], workers: int) -> Coroutine[Any, Any, None]:
-    from roseinfer.server.workers.manager import ServeConfig, serve_with_workers
+    from roseinfer.server.workers.manager import serve_with_workers
 
-    return serve_with_workers(ServeConfig(models=models, workers=workers))
+    return serve_with_workers(models, workers)

@@ -11,6 +11,7 @@ from roseinfer.server.workers.messages import FromManager, FromWorker, WorkerBoo
 
 MODULE = "roseinfer.server.workers.worker"
 
+# Returns the boot struct of a worker from its index, its number and the descriptors of its sockets.
 MakeBoot = Callable[[int, int, int, int], WorkerBoot]
 
 
@@ -39,27 +40,21 @@ class WorkerProcess:
         self.connections.close()
 
 
-class WorkerLauncher:
-    """Launches workers. `make_boot(index, number, control, connections)` returns the boot struct of one."""
-
-    def __init__(self, make_boot: MakeBoot) -> None:
-        self._make_boot = make_boot
-
-    async def launch(
-        self, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
-    ) -> WorkerProcess:
-        """Launch a worker. Raises `OSError`; then nothing is left of the attempt."""
-        with contextlib.ExitStack() as undo, contextlib.ExitStack() as given:
-            control, its_control = _socket_pair(undo, given)
-            connections, its_connections = _socket_pair(undo, given)
-            worker = WorkerProcess(index, number, ConnectionSender(connections))
-            worker.channel = MessageChannel(FromWorker, lambda message: on_message(worker, message), lambda: None)
-            await worker.channel.open(control)
-            undo.callback(worker.channel.close)
-            ends = (its_control.fileno(), its_connections.fileno())
-            worker.child = launch(MODULE, self._make_boot(index, number, *ends), pass_fds=ends)
-            undo.pop_all()
-        return worker
+async def launch_worker(
+    make_boot: MakeBoot, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
+) -> WorkerProcess:
+    """Launch a worker. Raises `OSError`; then nothing is left of the attempt."""
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as given:
+        control, its_control = _socket_pair(undo, given)
+        connections, its_connections = _socket_pair(undo, given)
+        worker = WorkerProcess(index, number, ConnectionSender(connections))
+        worker.channel = MessageChannel(FromWorker, lambda message: on_message(worker, message), lambda: None)
+        await worker.channel.open(control)
+        undo.callback(worker.channel.close)
+        ends = (its_control.fileno(), its_connections.fileno())
+        worker.child = launch(MODULE, make_boot(index, number, *ends), pass_fds=ends)
+        undo.pop_all()
+    return worker
 
 
 def _socket_pair(undo: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 
 from roseinfer.cluster.models import ModelSupervisors
 from roseinfer.cluster.start import router_record
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.models import ServedModelConfig, all_names
-from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.processes.shared_rows import SharedRows
@@ -35,7 +34,7 @@ from roseinfer.server.request.slo_classes import configured_classes
 from roseinfer.server.response_store.start import response_file
 from roseinfer.server.workers.acceptor import Acceptor
 from roseinfer.server.workers.counters import WORKER_ROWS, Count
-from roseinfer.server.workers.launch import WorkerLauncher, WorkerProcess
+from roseinfer.server.workers.launch import WorkerProcess, launch_worker
 from roseinfer.server.workers.messages import (
     CollectedMetrics,
     FromWorker,
@@ -52,64 +51,52 @@ from roseinfer.server.workers.scrapes import ScrapeCollector
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """Configuration of a server with several processes."""
-
-    models: Sequence[ServedModelConfig]
-    workers: int
-
-    @property
-    def server(self) -> ServerConfig:
-        """Return the options of the server, which are those of the first model."""
-        return self.models[0].server
-
-
-async def serve_with_workers(served: ServeConfig, announce: Callable[[str], None] = say) -> None:
-    """Serve as `run.serve_models` does, with `served.workers` processes that answer requests.
+async def serve_with_workers(models: Sequence[ServedModelConfig], workers: int) -> None:
+    """Serve as `run.serve_models` does, with so many processes that answer requests.
 
     Raises what `run.serve_models` raises, and `WorkersDiedError` if they cannot be kept alive.
     """
-    configure_logging(served.server)
-    await ServerManager(served, announce).run()
+    configure_logging(models[0].server)
+    await ServerManager(models, workers).run()
 
 
 class ServerManager:
     """Manager of one server. Made in its event loop; `run` returns at the end of the server."""
 
-    def __init__(self, served: ServeConfig, announce: Callable[[str], None]) -> None:
-        self._served = served
+    def __init__(self, models: Sequence[ServedModelConfig], workers: int) -> None:
+        self._models = models
+        self._workers = workers
+        self._config = config = models[0].server
         # Read once, as the file may change.
-        self._slo_classes = configured_classes(served.server, all_names(served.models))
-        self._announce = announce
-        self._listener = listen(served.server)
-        stored = response_file(served.server, None)  # before the supervisor's folder, which a failure would leave
-        self._supervisor = ModelSupervisors.of(served.models)
-        self._response_file = stored or response_file(served.server, self._supervisor.folder)
-        self._counters_paths = [self._supervisor.folder / f"counters{index}" for index in range(len(served.models))]
+        self._slo_classes = configured_classes(config, all_names(models))
+        self._listener = listen(config)
+        stored = response_file(config, None)  # before the supervisor's folder, which a failure would leave
+        self._supervisor = ModelSupervisors.of(models)
+        self._response_file = stored or response_file(config, self._supervisor.folder)
+        self._counters_paths = [self._supervisor.folder / f"counters{index}" for index in range(len(models))]
         # One file per model. The first also has what counts for the whole worker.
-        self._counters = [SharedRows.create(path, WORKER_ROWS, served.workers) for path in self._counters_paths]
+        self._counters = [SharedRows.create(path, WORKER_ROWS, workers) for path in self._counters_paths]
         self._acceptor = Acceptor(self._listener, self._counters[0])
         self._registry = MetricRegistry()
         self._scrapes = ScrapeCollector(self._own_snapshot)
         self._peer_queries = PeerQueries()
         self._queries = QueryForwarder(self._peer_queries)
-        names = ModelNames(served.models[0].name)
-        for model in served.models[1:]:
+        names = ModelNames(models[0].name)
+        for model in models[1:]:
             names.add(model.name, model.first_engine)
-        self._steps = StepMetrics(self._registry, names, MAX_STEPS if served.server.console else 0)
+        self._steps = StepMetrics(self._registry, names, MAX_STEPS if config.console else 0)
         answer_engine_queries(self._peer_queries, self._steps, self._supervisor.reports, names)
         self._pool = WorkerPool(
-            served.workers,
-            WorkerLauncher(self._boot),
+            workers,
+            partial(launch_worker, self._boot),
             self,
             self._restarts_enabled,
             self._counters[0],
-            served.server.worker_timeout,
+            config.worker_timeout,
             MonotonicClock(),
         )
         self._service_manager = SystemdNotifier()
-        self._signals = Signals(Reload(self._supervisor, self._service_manager))
+        self._signals = Signals(Reload(self._supervisor.rolling_restart, self._service_manager))
         self._ending = False
 
     async def run(self) -> None:
@@ -120,9 +107,9 @@ class ServerManager:
             info = await self._start_or_stop()
             if info is not None:
                 chats = any(worker.chats for worker in self._pool.workers.values())
-                names = [model.name for model in self._served.models]
-                words = greeting(self._served.server, names, self._listener, info, chats=chats)
-                self._announce(words)
+                names = [model.name for model in self._models]
+                words = greeting(self._config, names, self._listener, info, chats=chats)
+                say(words)
                 self._service_manager.ready(words.partition(";")[0])
                 await first_of(self._signals.first.wait(), *map(end_of, failures))
                 self._service_manager.stopping()
@@ -148,7 +135,7 @@ class ServerManager:
         return starting.result()
 
     async def _start(self) -> EngineInfo:
-        indices = range(len(self._served.models))
+        indices = range(len(self._models))
         await asyncio.gather(*map(self._supervisor.launch, indices))
         # The workers load their tokenizers while the engines load the model.
         starting = asyncio.create_task(self._pool.start())
@@ -164,7 +151,7 @@ class ServerManager:
         self._ending = True
         self._pool.drain()
         requests = sum(counters.total(Count.REQUESTS) for counters in self._counters)
-        wait_s = self._served.server.shutdown_timeout
+        wait_s = self._config.shutdown_timeout
         if requests:
             log.info("shutting down: %d requests may finish within %g s", requests, wait_s)
         with contextlib.suppress(TimeoutError):
@@ -181,20 +168,19 @@ class ServerManager:
 
     # --- workers ------------------------------------------------------------------------------------------------
     def _boot(self, index: int, number: int, control: int, connections: int) -> WorkerBoot:
-        served = self._served
         return WorkerBoot(
-            models=[self._model(at, number) for at in range(len(served.models))],
+            models=[self._model(at, number) for at in range(len(self._models))],
             slo_classes=self._slo_classes,
             response_file=None if self._response_file is None else str(self._response_file),
             index=index,
             number=number,
-            workers=served.workers,
+            workers=self._workers,
             control=control,
             connections=connections,
         )
 
     def _model(self, index: int, number: int) -> WorkerModel:
-        model = self._served.models[index]
+        model = self._models[index]
         return WorkerModel(
             config=model.server,
             replicas=model.replicas,

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from roseinfer.core.clock import Clock
@@ -71,14 +71,8 @@ class PoolCallbacks(Protocol):
         ...
 
 
-class Launcher(Protocol):
-    """Interface of `WorkerLauncher`, which tests replace."""
-
-    async def launch(
-        self, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
-    ) -> WorkerProcess:
-        """Launch a worker. Raises `OSError`."""
-        ...
+# Launches a worker with an index and a number, and passes its messages on. Raises `OSError`.
+LaunchWorker = Callable[[int, int, Callable[[WorkerProcess, FromWorker], None]], Awaitable[WorkerProcess]]
 
 
 class WorkerPool:
@@ -91,7 +85,7 @@ class WorkerPool:
     def __init__(
         self,
         size: int,
-        launcher: Launcher,
+        launch: LaunchWorker,
         callbacks: PoolCallbacks,
         restarts_enabled: Callable[[], bool],
         counters: SharedRows[Any],
@@ -101,7 +95,7 @@ class WorkerPool:
         self.workers: dict[int, WorkerProcess] = {}
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._size = size
-        self._launcher = launcher
+        self._launch_worker = launch
         self._callbacks = callbacks
         self._restarts_enabled = restarts_enabled
         self._counters = counters
@@ -166,7 +160,7 @@ class WorkerPool:
 
     # --- starts and ends ----------------------------------------------------------------------------------------
     async def _launch(self, index: int) -> None:
-        worker = await self._launcher.launch(index, next(self._numbers), self._on_message)
+        worker = await self._launch_worker(index, next(self._numbers), self._on_message)
         self.workers[index] = worker
         start_s = max(self._timeout_s, START_TIMEOUT_S)
         self._monitors[worker] = HeartbeatMonitor(start_s, start_s)

@@ -22,7 +22,7 @@ from roseinfer.server.request.slo_classes import SloClasses
 from roseinfer.server.workers import launch as launch_module
 from roseinfer.server.workers import pool as module
 from roseinfer.server.workers.counters import WORKER_ROWS, Count
-from roseinfer.server.workers.launch import WorkerLauncher, WorkerProcess
+from roseinfer.server.workers.launch import WorkerProcess, launch_worker
 from roseinfer.server.workers.messages import (
     DrainWorker,
     FromManager,
@@ -129,7 +129,7 @@ class Scene:
         self.counters = SharedRows.create(folder / "counters", WORKER_ROWS, size)
         self.pool = WorkerPool(
             size,
-            launcher,
+            lambda *given: launcher.launch(*given),
             self.callbacks,
             lambda: self.restarts_enabled,
             self.counters,
@@ -336,12 +336,11 @@ def test_a_failed_launch_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(launch_module, "launch", no_process)
 
     async def main() -> None:
-        launcher = WorkerLauncher(boot)
         gc.collect()  # what other tests have left
         before = os.listdir("/proc/self/fd")
         for _ in range(3):
             with pytest.raises(OSError, match="fork"):
-                await launcher.launch(0, 1, lambda worker, message: None)
+                await launch_worker(boot, 0, 1, lambda worker, message: None)
             await asyncio.sleep(0.01)
         assert os.listdir("/proc/self/fd") == before
 
