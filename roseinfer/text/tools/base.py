@@ -151,12 +151,17 @@ class CallCutOff(Exception):
     """The output ended within a call. Never leaves a parser."""
 
 
-def expect(reader: TextReader, chars: str) -> Steps[str]:
-    """Take one of `chars`. Raise `MalformedCall` at any other character, `CallCutOff` at the end."""
+def next_char(reader: TextReader) -> Steps[str]:
+    """Return the next character, which is not taken. Raise `CallCutOff` at the end."""
     char = yield from reader.peek()
     if not char:
         raise CallCutOff
-    if char not in chars:
+    return char
+
+
+def expect(reader: TextReader, chars: str) -> Steps[str]:
+    """Take one of `chars`. Raise `MalformedCall` at any other character, `CallCutOff` at the end."""
+    if (yield from next_char(reader)) not in chars:
         raise MalformedCall
     return reader.take(1)
 

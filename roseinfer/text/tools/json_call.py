@@ -12,6 +12,7 @@ from roseinfer.text.tools.base import (
     Tool,
     expect,
     literal,
+    next_char,
     other_name,
 )
 from roseinfer.text.tools.json_value import JsonValue
@@ -40,7 +41,7 @@ class JsonCallParser(MarkedParser):
             if not call.whole:
                 raise
         except CallCutOff:
-            call.cut()
+            call.start_if_named()
             if not call.whole:
                 raise
         call.end()
@@ -73,8 +74,6 @@ class JsonCallParser(MarkedParser):
 
     def _member(self, call: "_Call") -> Steps[None]:
         reader = self.reader
-        if (yield from reader.peek()) != '"':
-            yield from expect(self.reader, '"')
         name = yield from self._string()
         if not self._sure and not call.started and name not in self.LIKELY:
             raise MalformedCall
@@ -82,8 +81,6 @@ class JsonCallParser(MarkedParser):
         yield from expect(self.reader, ":")
         yield from reader.space()
         if name == "name":
-            if (yield from reader.peek()) != '"':
-                yield from expect(self.reader, '"')
             call.named((yield from self._string()))
         elif name in ARGUMENTS and not call.whole:
             yield from self._arguments(call)
@@ -105,9 +102,11 @@ class JsonCallParser(MarkedParser):
                 self.reader.forget()
             call.opened()
             call.more(arguments)
-        call.closed()
+        call.whole = True
 
     def _string(self) -> Steps[str]:
+        if (yield from next_char(self.reader)) != '"':
+            raise MalformedCall
         raw = yield from self._raw()
         try:
             text = str(json.loads(raw, strict=False))
@@ -170,8 +169,7 @@ class _Call:
 
     def opened(self) -> None:
         self._has_arguments = True
-        if self._name is not None and not self.started:
-            self._start()
+        self.start_if_named()
 
     def more(self, text: str) -> None:
         if self.started:
@@ -179,11 +177,8 @@ class _Call:
         else:
             self._waiting.append(text)
 
-    def closed(self) -> None:
-        self.whole = True
-
-    def cut(self) -> None:
-        """Start the call at the end of the output, if its name has come."""
+    def start_if_named(self) -> None:
+        """Start the call unless its name is still to come."""
         if self._name is not None and not self.started:
             self._start()
 

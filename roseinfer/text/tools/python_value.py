@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from json.encoder import encode_basestring
 
-from roseinfer.text.tools.base import CallCutOff, MalformedCall
+from roseinfer.text.tools.base import MalformedCall, next_char
 from roseinfer.text.tools.reader import Steps, TextReader
 
 MAX_DEPTH = 32
@@ -53,7 +53,7 @@ class PythonValue:
 
     def read(self, depth: int = 0) -> Steps[None]:
         """Read the literal. Raise `MalformedCall` or `CallCutOff`."""
-        char = yield from self._peek()
+        char = yield from next_char(self._reader)
         if char in "'\"":
             yield from self._string(char)
         elif char in "[(":
@@ -70,7 +70,7 @@ class PythonValue:
         reader = self._reader
         reader.take(1)
         self._json.append('"')
-        while (char := (yield from self._peek())) != quote:
+        while (char := (yield from next_char(self._reader))) != quote:
             if char == "\\":
                 reader.take(1)
                 yield from self._escape()
@@ -80,7 +80,7 @@ class PythonValue:
         self._json.append('"')
 
     def _escape(self) -> Steps[None]:
-        yield from self._peek()
+        yield from next_char(self._reader)
         char = self._reader.take(1)
         if char in CODES:
             code = yield from self._code(CODES[char])
@@ -92,7 +92,7 @@ class PythonValue:
     def _code(self, length: int) -> Steps[int]:
         digits = ""
         while len(digits) < length:
-            if not HEX.fullmatch((yield from self._peek())):
+            if not HEX.fullmatch((yield from next_char(self._reader))):
                 raise MalformedCall
             digits += self._reader.take(1)
         code = int(digits, 16)
@@ -114,11 +114,11 @@ class PythonValue:
         word = yield from self._reader.run(WORD)
         if not IDENTIFIERS.fullmatch(word):
             raise MalformedCall
-        if (yield from self._peek()) not in "([":
+        if (yield from next_char(self._reader)) not in "([":
             self._json.append(WORDS.get(word) or quoted(word))
             return
         source = [word]
-        while (yield from self._peek()) in "([":
+        while (yield from next_char(self._reader)) in "([":
             yield from self._brackets(source.append)
         self._json.append(quoted("".join(source)))
 
@@ -126,7 +126,7 @@ class PythonValue:
         """Take text up to the bracket that closes the next one, without interpreting it."""
         depth = 0
         while True:
-            char = yield from self._peek()
+            char = yield from next_char(self._reader)
             if char in PLAIN:
                 yield from self._source_of_string(char, sink)
                 continue
@@ -138,10 +138,10 @@ class PythonValue:
 
     def _source_of_string(self, quote: str, sink: Callable[[str], object]) -> Steps[None]:
         sink(self._reader.take(1))
-        while (char := (yield from self._peek())) != quote:
+        while (char := (yield from next_char(self._reader))) != quote:
             if char == "\\":
                 sink(self._reader.take(1))
-                yield from self._peek()
+                yield from next_char(self._reader)
                 sink(self._reader.take(1))
             else:
                 yield from self._reader.run(PLAIN[quote], sink)
@@ -185,7 +185,7 @@ class PythonValue:
 
     def _key(self, depth: int) -> Steps[None]:
         """Read a key. JSON's keys are strings: other values become strings, except lists and similar ones."""
-        if (yield from self._peek()) in "[({":
+        if (yield from next_char(self._reader)) in "[({":
             raise MalformedCall
         place = len(self._json)
         yield from self.read(depth + 1)
@@ -200,16 +200,10 @@ class PythonValue:
         self._json.append(bracket)
         return len(self._json) - 1
 
-    def _peek(self) -> Steps[str]:
-        char = yield from self._reader.peek()
-        if not char:
-            raise CallCutOff
-        return char
-
     def _next(self) -> Steps[str]:
         """Return the next character that is no white space."""
         yield from self._reader.space()
-        return (yield from self._peek())
+        return (yield from next_char(self._reader))
 
     def _comma(self, closer: str) -> Steps[bool]:
         """Take a comma after an item, but not the closing bracket. Return True for a comma."""

@@ -25,6 +25,7 @@ from roseinfer.text.tools.base import (
     Schemas,
     Tool,
     literal,
+    next_char,
     other_name,
 )
 from roseinfer.text.tools.parameters import DEFINITIONS, Parameter, Parameters, refusal
@@ -113,10 +114,7 @@ class QwenXmlParser(MarkedParser):
         """Take the name and the bracket after it."""
         reader = self.reader
         name = (yield from reader.run(NAME)).strip()
-        char = yield from reader.peek()
-        if not char:
-            raise CallCutOff
-        if not name or char != ">":
+        if (yield from next_char(reader)) != ">" or not name:
             raise MalformedCall
         reader.take(1)
         return name
