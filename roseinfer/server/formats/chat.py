@@ -49,10 +49,10 @@ async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     settings = read_settings(call, request, max_tokens, chat_logprobs(request))
     output = output_of(call.backend, request)
     if output is not None:
-        output.start_proof()
+        output.answer.start_proof()
     prompt, ignored = await encoded_chat(call.backend, request, settings.keep_last, output)
     settings.warnings.extend(ignored)
-    outputs = OutputSettings() if output is None else await output.settings(prompt.ids)
+    outputs = OutputSettings() if output is None else await output.answer.settings(prompt.ids)
     params = await spell_bad_words(call, settings.params)
     prediction = () if request.prediction is None else await predicted_ids(call.backend, request.prediction)
     return build_job(call, request, settings, params, [prompt], outputs, CHAT, prediction=prediction)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from roseinfer.grammar.constraint import JsonSchema
-from roseinfer.server.formats.build_job import OutputSettings
 from roseinfer.server.formats.constraints import CONSTRAINT_FIELDS, OutputConstraint
 from roseinfer.server.formats.harmony_answer import HarmonyAnswer
 from roseinfer.server.formats.marked_answer import MarkedAnswer
@@ -27,7 +26,8 @@ REASONING_SWITCHES = ("enable_thinking", "thinking")
 class ChatOutput:
     """Output options of one chat. Raises `ApiError` 400 when made.
 
-    `template`: template variables that the request sets besides `chat_template_kwargs`. `warnings`: ignored fields.
+    `template`: template variables that the request sets besides `chat_template_kwargs`. `answer`: maker of guide and
+    parser. `warnings`: ignored fields.
     """
 
     def __init__(self, backend: Backend, request: ChatRequest) -> None:
@@ -44,10 +44,9 @@ class ChatOutput:
         if harmony is not None and request.reasoning_effort == "none":
             budget = 0  # its template cannot turn reasoning off
         wanted = OutputRequest(self._use, self._asked, budget, request.n or 1, self.warnings)
-        self._answer: AnswerShape
-        self._answer = MarkedAnswer(backend, wanted) if harmony is None else HarmonyAnswer(backend, harmony, wanted)
+        self.answer: AnswerShape
+        self.answer = MarkedAnswer(backend, wanted) if harmony is None else HarmonyAnswer(backend, harmony, wanted)
 
-    # --- for the prompt -------------------------------------------------------------------------------------------
     def _variables(self, request: ChatRequest, known: frozenset[str]) -> dict[str, Any]:
         found: dict[str, Any] = {} if self._use is None else {"tools": self._use.described}
         effort = request.reasoning_effort
@@ -104,12 +103,3 @@ class ChatOutput:
                 return None
             return int(budget)
         return None
-
-    # --- for the output -------------------------------------------------------------------------------------------
-    def start_proof(self) -> None:
-        """Start to verify a format without tool calls, so that this runs while the prompt is made."""
-        self._answer.start_proof()
-
-    async def settings(self, prompt_ids: list[int]) -> OutputSettings:
-        """Return guide and parser. Raises `ApiError` 400 or `InvalidRequestError` for what cannot be enforced."""
-        return await self._answer.settings(prompt_ids)
