@@ -63,7 +63,7 @@ def test_all_outputs_of_a_run_are_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"record": "run.jsonl"}, "record: a run with speculation 'ngram' cannot be recorded"),
+        ({"record": "run.jsonl"}, "record cannot be combined with speculation=ngram"),
         ({"runner": "pooling"}, "speculation 'ngram' is not supported by an engine without generated tokens"),
     ],
 )
