@@ -15,7 +15,8 @@ from roseinfer.ranks.adapters import LeadingAdapters
 from roseinfer.ranks.boot import RankBoot
 from roseinfer.ranks.leader import exit_on_loss
 from roseinfer.ranks.other_ranks import OtherRanks
-from roseinfer.runner.build import BuiltRunner, build_runner, rank_device
+from roseinfer.runner.build import BuiltRunner, build_runner
+from roseinfer.runner.device import rank_device
 
 
 def build_leader(config: EngineConfig, folder: Path, others: OtherRanks) -> tuple[BuiltRunner, LiveGroup]:

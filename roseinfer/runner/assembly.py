@@ -70,6 +70,11 @@ class Shape:
     row_drafts: int = 0
     adapters: AdapterMemory | None = None
 
+    @property
+    def all_blocks(self) -> tuple[int, ...]:
+        """KV blocks of each of `groups`."""
+        return (self.num_blocks, *self.window_blocks)
+
 
 @runtime_checkable
 class Capturable(Protocol):
@@ -120,7 +125,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             shape.block_size,
             spec.vocab_size,
             model.device,
-            spare_blocks=(shape.num_blocks, *shape.window_blocks),
+            spare_blocks=shape.all_blocks,
             states=states,
             adapters=shape.adapters is not None,
         )

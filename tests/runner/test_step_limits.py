@@ -9,11 +9,11 @@ import torch
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import Row, StepLimits, StepPlan
-from roseinfer.models.base import CausalLM
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
-from roseinfer.runner import build
+from roseinfer.parallel.group import SingleRank
+from roseinfer.runner import warm_up
 from roseinfer.runner.build import build_runner
+from roseinfer.runner.build_cache import free_cuda_bytes
+from roseinfer.runner.build_model import load_for_runner
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.rehearsal import full_step
 from tests.runner.test_build import LLAMA
@@ -41,11 +41,6 @@ def config(**scheduler: object) -> EngineConfig:
         cache=CacheConfig(block_size=4, num_kv_blocks=100),
         scheduler=SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 10, **scheduler}),
     )
-
-
-def load(folder: Path) -> CausalLM:
-    spec = read_model_spec(folder)
-    return load_model(folder, spec, dtype="float32", device=torch.device("cpu"), load_format="dummy", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +97,7 @@ def test_the_memory_of_the_fullest_step_is_measured(
     options = config(enable_chunked_prefill=chunked)
     built = build_runner(options, folder)
     plans.clear()
-    build.free_cuda_bytes(options, load(folder), "torch", torch.float32)
+    free_cuda_bytes(load_for_runner(options, folder, SingleRank()))
     limits = built.facts.limits
     fullest = max(plans, key=lambda plan: plan.num_tokens)
     assert (len(fullest.rows), fullest.num_tokens) == (limits.max_rows, limits.max_tokens)
@@ -111,11 +106,11 @@ def test_the_memory_of_the_fullest_step_is_measured(
 def test_a_step_that_exceeds_the_memory_is_an_error(
     folder: Path, pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, model = config(enable_chunked_prefill=False), load(folder)
+    loaded = load_for_runner(config(enable_chunked_prefill=False), folder, SingleRank())
 
     def out_of_memory(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(build, "rehearse", out_of_memory)
+    monkeypatch.setattr(warm_up, "rehearse", out_of_memory)
     with pytest.raises(ConfigError, match="a step of 67 tokens; lower max_model_len, or let prompts be chunked"):
-        build.free_cuda_bytes(options, model, "torch", torch.float32)
+        free_cuda_bytes(loaded)
