@@ -3,8 +3,8 @@
     roseinfer serve tiny
     python examples/responses.py
 
-The server stores no responses: a conversation is the list of items so far, sent again with each turn. Any chat model
-gives better answers than the embedded one, which is very small.
+The conversation is the list of items so far, sent again with each turn. `previous_response_id` would name the response
+that the server stored instead. Any chat model gives better answers than the embedded one, which is very small.
 """
 
 import argparse

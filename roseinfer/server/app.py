@@ -61,6 +61,18 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+# Paths of Ollama's API -> paths that do the same here (docs/from-ollama.md).
+OLLAMA_PATHS = {
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/chat/completions",
+    "/api/tags": "/v1/models",
+    "/api/show": "/v1/models",
+    "/api/ps": "/v1/requests",
+    "/api/version": "/version",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+}
+
 
 class Application(FastAPI):
     """FastAPI application. Requests enter at `front`: our middleware, then inference routes, then FastAPI."""
@@ -307,10 +319,12 @@ def _wrong_method(allowed: list[str]) -> ApiError:
 
 
 def _no_such_path(app: FastAPI, scope: Scope) -> ApiError:
-    """Return the error for an unknown path, with a hint if `/v1` is missing or doubled."""
+    """Return the error for an unknown path, with a hint if a slash or `/v1` is missing or too many, or for Ollama's."""
     path = scope["path"]
-    near = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
-    meant = f"; did you mean {near}?" if _methods(app, {**scope, "path": near}) else ""
+    plain = "/" + "/".join(filter(None, path.split("/")))
+    tried = (OLLAMA_PATHS.get(plain, plain), plain.removeprefix("/v1"), f"/v1{plain}")
+    near = next((near for near in tried if _methods(app, {**scope, "path": near})), None)
+    meant = "" if near is None else f"; did you mean {near[:100]}?"
     return ApiError(404, f"unknown path {path[:100]}{meant}", type="not_found_error")
 
 

@@ -293,6 +293,11 @@ def test_error_text_is_bounded(server: LiveServer) -> None:
     [
         ("/chat/completions", "; did you mean /v1/chat/completions?"),
         ("/v1/v1/completions", "; did you mean /v1/completions?"),
+        ("/v1/completions/", "; did you mean /v1/completions?"),
+        ("/v1//completions", "; did you mean /v1/completions?"),
+        ("/v1/health", "; did you mean /health?"),
+        ("/api/chat", "; did you mean /v1/chat/completions?"),
+        ("/api/tags", "; did you mean /v1/models?"),
         ("/v1/images", ""),
         ("/" + "x" * 9999, ""),
     ],
