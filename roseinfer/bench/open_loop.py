@@ -27,6 +27,7 @@ from roseinfer.core.interrupts import sigint_blocked
 
 START_DELAY_S = 0.1
 LIST_TIMEOUT_S = 30.0
+READY_RETRY_S = 1.0
 READ_BUFFER_BYTES = 2**20
 
 
@@ -121,17 +122,38 @@ def check_client() -> None:
         raise ConfigError(f"the client needs aiohttp: {install_command('bench')}") from error
 
 
-def first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None = None) -> str:
-    """Return the first model that the server lists. Raise `ConfigError`."""
+def first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None = None, wait_s: float = 0.0) -> str:
+    """Return the first model that the server lists. Raise `ConfigError` if it lists none for `wait_s`."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return _first_model(config, headers)
+        except ConfigError:
+            if time.monotonic() + READY_RETRY_S > deadline_s:
+                raise
+        time.sleep(READY_RETRY_S)
+
+
+def _first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None) -> str:
     every = {**authorization(config.api_key), **(headers or {})}
     try:
         request = urllib.request.Request(f"{config.url.rstrip('/')}/v1/models", headers=every)
         with urllib.request.urlopen(request, timeout=LIST_TIMEOUT_S) as response:
             return str(json.load(response)["data"][0]["id"])
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"url: {config.url!r} answered {error.code}: {_error_message(error)}") from error
     except (OSError, ValueError, LookupError, urllib.error.URLError) as error:
         raise ConfigError(
             f"url: cannot list the models of {config.url!r} ({error}); is it the address of a server?"
         ) from error
+
+
+def _error_message(error: urllib.error.HTTPError) -> str:
+    """Return the message of an error in OpenAI's form, else the reason of its status."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return error.reason
 
 
 def start_time() -> float:

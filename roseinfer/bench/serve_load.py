@@ -7,12 +7,19 @@ from dataclasses import replace
 
 from roseinfer.bench.arrivals import MIN_TOKEN_ID, PlannedRequest
 from roseinfer.bench.config import OpenLoopConfig
-from roseinfer.bench.open_loop import LoadOutcome, StreamClient, client_session, run_planned, send_all, start_time
+from roseinfer.bench.open_loop import (
+    READY_RETRY_S,
+    LoadOutcome,
+    StreamClient,
+    client_session,
+    run_planned,
+    send_all,
+    start_time,
+)
 from roseinfer.bench.requests import RequestTemplate
 from roseinfer.bench.serve_config import ClientConfig
 from roseinfer.core.errors import ConfigError
 
-READY_RETRY_S = 1.0
 PROBE_TEXT = "Hi"
 
 

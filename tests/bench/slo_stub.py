@@ -18,13 +18,23 @@ REFUSAL = {
 }
 
 
+LOADING = {"error": {"message": "The model is still loading", "type": "overloaded_error", "code": "loading"}}
+
+
 class StubHandler(BaseHTTPRequestHandler):
-    """Answers as the request's content demands, and records requests."""
+    """Answers as the request's content demands, and records requests. `loading`: one entry for each of the first
+    requests for models, which it does not answer yet.
+    """
 
     asked: list[tuple[dict[str, Any], dict[str, str]]]
+    loading: list[None]
 
     def do_GET(self) -> None:
-        self._answer(200, b'{"data": [{"id": "m"}]}')
+        if self.loading:
+            self.loading.pop()
+            self._answer(503, json.dumps(LOADING).encode())
+        else:
+            self._answer(200, b'{"data": [{"id": "m"}]}')
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -59,9 +69,10 @@ class Stub(ThreadingHTTPServer):
 
 
 @contextmanager
-def stub() -> Iterator[tuple[str, list[tuple[dict[str, Any], dict[str, str]]]]]:
+def stub(loading: int = 0) -> Iterator[tuple[str, list[tuple[dict[str, Any], dict[str, str]]]]]:
     asked: list[tuple[dict[str, Any], dict[str, str]]] = []
-    with Stub(("127.0.0.1", 0), type("Handler", (StubHandler,), {"asked": asked})) as server:
+    shared = {"asked": asked, "loading": [None] * loading}
+    with Stub(("127.0.0.1", 0), type("Handler", (StubHandler,), shared)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", asked

@@ -92,6 +92,22 @@ def test_a_stream_that_is_cut_off_has_failed(tmp_path, capsys):
     assert "Successful requests:                     0         " in printed
 
 
+FIXED = ["--num", "2", "--in-len", "3", "--out-len", "4", "--procs", "1", "--vocab", "100"]
+
+
+def test_a_server_that_loads_is_named_by_its_own_words(capsys):
+    with stub(loading=99) as (url, _):
+        assert cli.main(["bench", "serve", "--url", url, *FIXED]) == 2
+    assert f"--url: '{url}' answered 503: The model is still loading" in capsys.readouterr().err
+
+
+def test_the_ready_check_waits_for_a_server_that_loads(monkeypatch, capsys):
+    monkeypatch.setattr("roseinfer.bench.open_loop.READY_RETRY_S", 0.01)
+    with stub(loading=3) as (url, asked):
+        assert cli.main(["bench", "serve", "--url", url, "--ready-check-timeout-sec", "30", *FIXED]) == 0
+    assert len(asked) == 1 + 2, "one request to see whether the server is ready, and the load"
+
+
 def test_a_server_without_a_tokenizer(capsys):
     with stub() as (url, _):
         assert cli.main(["bench", "serve", "--url", url, *SMALL]) == 2
@@ -132,12 +148,12 @@ def test_what_follows_from_what_was_given(given, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"host": "a", "url": "b"}, "either url, or host"),
+        ({"host": "a", "url": "b"}, "either --url, or --host"),
         ({"dataset_name": "random", "cycle": "1"}, "cycle requires dataset_name ids"),
         ({"dataset_name": "sharegpt", "in_len": 1}, "in_len requires"),
         ({"dataset_name": "timed_trace", "out_len": 1}, "out_len"),
         ({"max_concurrency": 3, "procs": 2}, "procs must be 1"),
-        ({"ramp_up_strategy": "linear", "rate": 1.0}, "ramp_up_strategy cannot be combined with rate"),
+        ({"ramp_up_strategy": "linear", "rate": 1.0}, "--ramp-up-strategy cannot be combined with --rate"),
     ],
 )
 def test_what_contradicts_itself_is_refused(given, told):

@@ -85,7 +85,8 @@ def run(args: Namespace) -> int:
     shown = {name: value for name, value in given.items() if name not in ("api_key", "header")}
     machine = host()  # The machine of the client; the server's is unknown here.
     print(header("roseinfer bench serve", shown, machine), flush=True)
-    model = client.served_model_name or config.model or first_model(config, parse_pairs("header", client.header))
+    headers, wait_s = parse_pairs("header", client.header), client.ready_check_timeout_sec
+    model = client.served_model_name or config.model or first_model(config, headers, wait_s)
     template = make_template(config, dataset, client, report)
     planned, tokenizer = _plan(config, dataset, client, model, classes)
     outcomes, probes = measure(config, client, model, planned, template)
