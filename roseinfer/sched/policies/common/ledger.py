@@ -136,14 +136,15 @@ def is_filled(request: Request) -> bool:
 class TpotBatch(Generic[T]):
     """Decoding requests with a TPOT objective, with sums over them that adding and removing keep up to date.
 
-    Without the tightest request, sums are computed again when they are read: what is left of them may be smaller than
-    their rounding errors.
+    Without the last of the tightest requests, sums are computed again when they are read: what is left of them may be
+    smaller than their rounding errors.
     """
 
     def __init__(self, reads: ContextReads = WHOLE_CONTEXT) -> None:
         self._reads = reads
         self._tracks: dict[str, T] = {}
         self._smallest_s = inf
+        self._tightest = 0  # requests that need this pace
         self._tokens_per_s = self._context_per_s = 0.0
         self._is_summed = True
 
@@ -181,13 +182,14 @@ class TpotBatch(Generic[T]):
 
     def add(self, track: T) -> None:
         self._tracks[track.request.request_id] = track
-        self._smallest_s = min(self._smallest_s, track.step_pace_s)
-        self._count(track, 1)
+        if self._is_summed:
+            self._count(track, 1)
 
     def remove(self, track: T) -> None:
         del self._tracks[track.request.request_id]
-        self._is_summed &= track.step_pace_s > self._smallest_s
-        self._count(track, -1)
+        if self._is_summed:
+            self._count(track, -1)
+            self._is_summed = self._tightest > 0
 
     def move_to_end(self, tracks: Iterable[T]) -> None:
         """Move tracks whose pace has changed to the end, and compute all sums again."""
@@ -204,14 +206,18 @@ class TpotBatch(Generic[T]):
             return
         self._is_summed = True
         self._tokens_per_s = self._context_per_s = 0.0
-        self._smallest_s = min([track.step_pace_s for track in self], default=inf)
+        self._smallest_s, self._tightest = inf, 0
         for track in self:
             self._count(track, 1)
 
     def _count(self, track: T, sign: int) -> None:
-        context = self._reads.of(track.request.prompt_len + track.length / 2)
-        self._tokens_per_s += sign / track.step_pace_s
-        self._context_per_s += sign * context / track.step_pace_s
+        pace_s = track.step_pace_s
+        if pace_s < self._smallest_s:
+            self._smallest_s, self._tightest = pace_s, 0
+        if pace_s == self._smallest_s:
+            self._tightest += sign
+        self._tokens_per_s += sign / pace_s
+        self._context_per_s += sign * self._reads.of(track.request.prompt_len + track.length / 2) / pace_s
 
 
 # --- the objective of a whole request (`e2e_ms`), for policies that know only first tokens and paces -----------------
