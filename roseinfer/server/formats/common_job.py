@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from roseinfer.core.request import Prompt
+from roseinfer.server.formats.objectives import ObjectiveFields, Objectives, objectives
 from roseinfer.server.formats.unsupported import ANY_TIER
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job
-from roseinfer.server.request.objectives import ObjectiveFields, Objectives, objectives
 
 
 class AnswerKind(NamedTuple):

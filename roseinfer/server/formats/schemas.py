@@ -12,13 +12,13 @@ from roseinfer.grammar.limits import MAX_CHOICES, MAX_REGEX_BYTES
 from roseinfer.server.http.middleware import MAX_ID_CHARS
 from roseinfer.server.http.request_models import FollowsOptions, RequestModel
 from roseinfer.server.request.models import ModelField
-from roseinfer.server.request.objectives import MAX_PREDICTED_LEN
 
 # Only bounds the cost of parsing, far above `Limits`. Plain lists of token ids cost little.
 MAX_ITEMS = 65536
 # For lists of objects, which cost more. Below `Limits.max_json_objects`, for an error that names the field.
 MAX_OBJECTS = 16000
 MAX_SALT_CHARS = 128
+MAX_PREDICTED_LEN = 2**31 - 1
 
 
 def _at_most(limit: str) -> FollowsOptions:

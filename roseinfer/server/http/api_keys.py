@@ -3,8 +3,10 @@
 import hashlib
 from collections.abc import Iterable
 
+Headers = Iterable[tuple[bytes, bytes]]
 
-def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> str:
+
+def key_digest(headers: Headers) -> str:
     """Return the SHA-256 of a request's key in hexadecimal."""
     return digest(key_of(headers)).hex()
 
@@ -14,7 +16,7 @@ def digests(keys: Iterable[str]) -> list[str]:
     return [digest(key.encode()).hex() for key in keys]
 
 
-def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def key_of(headers: Headers) -> bytes:
     """Return the first bearer token that is not empty, else the first `x-api-key`."""
     key = b""
     for name, value in headers:

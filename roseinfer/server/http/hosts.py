@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roseinfer.server.http.api_keys import Headers
 from roseinfer.server.http.auth import OPEN_PATHS
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import ApiError, host_not_allowed, origin_not_allowed
@@ -42,7 +43,7 @@ class HostMiddleware:
                 return
         await self.app(scope, receive, send)
 
-    def _rejection(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
+    def _rejection(self, headers: Headers) -> ApiError | None:
         host = origin = None
         for name, value in headers:
             if name == b"host":

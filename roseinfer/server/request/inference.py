@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.pooling import PoolingTask
-from roseinfer.server.http.api_keys import key_digest
+from roseinfer.server.http.api_keys import Headers, key_digest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight, unsupported_task
@@ -21,7 +21,6 @@ from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job, Usage, slo_usage
 from roseinfer.server.request.lifecycle import Guard, RequestGuard, Ticket
 from roseinfer.server.request.models import ServedModels
-from roseinfer.server.request.objectives import Headers
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer

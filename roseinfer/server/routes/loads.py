@@ -15,10 +15,10 @@ from roseinfer.engine.api import EngineInfo, EngineReport
 from roseinfer.integrations.orca import utilisation
 from roseinfer.server.answer_shapes import EngineLoads, PromiseAnswer
 from roseinfer.server.documents import docs
+from roseinfer.server.formats.objectives import positive
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.models import ServedModels
-from roseinfer.server.request.objectives import positive
 from roseinfer.server.request.service import Service
 from roseinfer.server.routes.query import MODEL_PARAMETER
 

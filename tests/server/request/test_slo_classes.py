@@ -10,7 +10,7 @@ import pytest
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.server.request.objectives import default_class
+from roseinfer.server.formats.objectives import default_class
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes, parse_slo_classes
 
 KEY = "sk-very-secret"

@@ -7,6 +7,7 @@ from typing import Any
 from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
 from roseinfer.core.request import Prompt, kept_prompt_tokens
 from roseinfer.server.formats.common_job import AnswerKind, CommonSettings, new_job, read_objectives
+from roseinfer.server.formats.objectives import Objectives
 from roseinfer.server.formats.pooling.request import PoolingFields
 from roseinfer.server.formats.unsupported import Unsupported, always, check_extras, if_set, supported, unless
 from roseinfer.server.http.errors import bad_request
@@ -14,7 +15,6 @@ from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import Truncation
 from roseinfer.server.request.job import Job
-from roseinfer.server.request.objectives import Objectives
 
 _ACTIVATION = "results are those of the model's own activation"
 _LENGTH = "use truncate_prompt_tokens"

@@ -1,6 +1,5 @@
 """Stored responses as requests use them: those that they continue, and their own."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from roseinfer.server.formats.chat_builder import check_nesting
 from roseinfer.server.formats.responses.earlier import EarlierItems, is_reference
 from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.formats.unsupported import unsupported_error
-from roseinfer.server.http.api_keys import key_digest
+from roseinfer.server.http.api_keys import Headers, key_digest
 from roseinfer.server.http.errors import ApiError, bad_request, unavailable
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import RunningResponse, SharedResponses
@@ -19,8 +18,6 @@ STORE_RETRY_S = 1.0
 # What a stored response takes beside its input, roughly: its other fields, and each token of its output.
 _FIELDS_BYTES, _TOKEN_BYTES = 2048, 8
 NO_STORE = "this server stores no responses (--response-store)"
-
-Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Whole(NamedTuple):

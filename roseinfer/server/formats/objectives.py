@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Protocol
 
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.slo import CUSTOM_CLASS, NO_CLASS, Slo
 from roseinfer.core.traits import PolicyTraits
+from roseinfer.server.formats.pooling.request import PoolingFields
+from roseinfer.server.formats.schemas import OneAnswerRequest, SloFields
+from roseinfer.server.http.api_keys import Headers
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.slo_classes import SloClass, SloClasses
 
@@ -21,63 +23,17 @@ _TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 _TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 _KNOWN = frozenset(name.encode() for name in (*_TTFT_HEADERS, *_TPOT_HEADERS, TENANT, TTL, TIMEOUT, DEADLINE))
 MAX_TENANT_CHARS = 128
-MAX_PREDICTED_LEN = 2**31 - 1
 _TENANT = re.compile(rf"[\x21-\x7e]{{1,{MAX_TENANT_CHARS}}}")
 _NUMBER = re.compile(r"\d{1,20}(\.\d{0,20})?([eE][+-]?\d{1,3})?")
 # Durations in Go's format, as llm-d sends them.
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-Headers = Iterable[tuple[bytes, bytes]]
+# Requests of all APIs that set objectives and scheduling terms.
+ObjectiveFields = OneAnswerRequest | PoolingFields
+_NO_SLO = SloFields.model_construct()
 # Field or header, and its value.
 GivenValue = tuple[str, float]
-
-
-class SloFieldValues(Protocol):
-    """Field `slo` of a body, in ms; None = not given. `class_`: name of a configured class."""
-
-    @property
-    def ttft_ms(self) -> float | None: ...
-    @property
-    def tpot_ms(self) -> float | None: ...
-    @property
-    def e2e_ms(self) -> float | None: ...
-    @property
-    def class_(self) -> str | None: ...
-    @property
-    def report(self) -> bool | None: ...
-    @property
-    def why(self) -> bool | None: ...
-
-
-class ObjectiveFields(Protocol):
-    """Fields of a body, in any format, that set objectives and scheduling terms. None = not given."""
-
-    @property
-    def slo(self) -> SloFieldValues | None: ...
-    @property
-    def ttft(self) -> float | None: ...
-    @property
-    def tpot(self) -> float | None: ...
-    @property
-    def pred_output_len(self) -> int | None: ...
-    @property
-    def timeout_s(self) -> float | None: ...
-    @property
-    def deadline_ms(self) -> float | None: ...
-    @property
-    def service_tier(self) -> str | None: ...
-    @property
-    def priority(self) -> int | None: ...
-    @property
-    def cache_salt(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _NoObjectives:
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +119,7 @@ def default_class(classes: SloClasses, model: str, key: str | None) -> str:
 def _slo(request: ObjectiveFields, headers: Mapping[str, str], chosen: SloClass | None) -> Slo | None:
     if request.slo is None and request.ttft is None and request.tpot is None and not headers:  # as in most requests
         return None if chosen is None else chosen.slo
-    body = request.slo or _NoObjectives()
+    body = request.slo or _NO_SLO
     targets = {
         "ttft_s": _objective_ms(("slo.ttft_ms", body.ttft_ms), ("ttft", request.ttft), headers, _TTFT_HEADERS),
         "tpot_s": _objective_ms(("slo.tpot_ms", body.tpot_ms), ("tpot", request.tpot), headers, _TPOT_HEADERS),

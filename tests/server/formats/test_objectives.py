@@ -13,10 +13,10 @@ from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import GenerateRequest
+from roseinfer.server.formats.objectives import TENANT, objectives
 from roseinfer.server.formats.schemas import CompletionRequest
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.http.request_models import parse
-from roseinfer.server.request.objectives import TENANT, objectives
 from roseinfer.server.request.slo_classes import SloClasses, parse_slo_classes
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO
