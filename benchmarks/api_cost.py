@@ -43,7 +43,7 @@ from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Outputs
-from roseinfer.server.app import create_app
+from roseinfer.server.app import ModelParts, build_app, parts_of
 from roseinfer.server.hosting import configure_logging, new_event_loop, settle_garbage_collector
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
@@ -121,7 +121,9 @@ class Bench:
         configure_logging(server)
         protocol = limited_protocol(Limits.of(server))
         tracing = dropped_traces() if self._traces else None
-        app = create_app(self.engine, tokenizer, server, "none", self._folder / "responses.db", tracing)
+        parts = parts_of([ModelParts(server, "none")], response_file=self._folder / "responses.db", tracing=tracing)
+        parts.service.attach(self.engine, tokenizer)
+        app = build_app(parts)
         self._store = app.state.responses.store
         self._config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
         self._config.load()

@@ -27,7 +27,7 @@ from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.start import start_engine
-from roseinfer.server.app import server_parts
+from roseinfer.server.app import ModelParts, parts_of
 from roseinfer.server.asgi import Server, uvicorn_config
 from roseinfer.server.hosting import listen, new_event_loop
 
@@ -67,7 +67,7 @@ class HostedServer:
 
     def __init__(self) -> None:
         config = ServerConfig(port=0)
-        self._parts = server_parts(config, "tiny")
+        self._parts = parts_of([ModelParts(config, "tiny")])
         self._listener = listen(config)
         self.port: int = self._listener.getsockname()[1]
         self._up = threading.Event()

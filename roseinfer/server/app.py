@@ -22,7 +22,6 @@ from roseinfer import __version__
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, RoseinferError
-from roseinfer.engine.api import Engine
 from roseinfer.integrations.orca import LoadHeader
 from roseinfer.server import documents
 from roseinfer.server.console import routes as console
@@ -57,7 +56,6 @@ from roseinfer.server.response_store.records import StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
 from roseinfer.server.response_store.start import open_store
 from roseinfer.server.routes import adapters, count_tokens, loads, models, requests, responses, status, tokenize
-from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -81,23 +79,6 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)
-
-
-def create_app(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    config: ServerConfig,
-    model_name: str,
-    response_file: Path | None = None,
-    tracing: Tracing | None = None,
-) -> Application:
-    """Return an application around an engine that is up. `response_file`, `tracing`: see `server_parts`.
-
-    Raises `ConfigError` if the chat template does not compile.
-    """
-    parts = server_parts(config, model_name, response_file=response_file, tracing=tracing)
-    parts.models.first.attach(engine, tokenizer)
-    return build_app(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +113,6 @@ class ModelParts:
     @property
     def name(self) -> str:
         return (self.config.served_model_name or (self.model_name,))[0]
-
-
-def server_parts(
-    config: ServerConfig,
-    model_name: str,
-    gather: Gather | None = None,
-    peer_queries: PeerQueries | None = None,
-    response_file: Path | None = None,
-    tracing: Tracing | None = None,
-    **shared: Any,
-) -> ServerParts:
-    """Make the parts of one API process with one model. `shared`: see `ModelParts`; the rest: see `parts_of`."""
-    return parts_of([ModelParts(config, model_name, shared)], gather, peer_queries, response_file, tracing)
 
 
 def parts_of(

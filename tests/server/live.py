@@ -15,7 +15,7 @@ import uvicorn
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
-from roseinfer.server.app import Application, create_app
+from roseinfer.server.app import Application, ModelParts, build_app, parts_of
 from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
@@ -86,7 +86,9 @@ class LiveServer:
         return FakeEngine(self.tokenizer, self.info)
 
     def _application(self, stored: Path | None) -> Application:
-        return create_app(self.engine, self.tokenizer, self.config, "fake", stored, self._tracing)
+        parts = parts_of([ModelParts(self.config, "fake")], response_file=stored, tracing=self._tracing)
+        parts.service.attach(self.engine, self.tokenizer)
+        return build_app(parts)
 
     def _notice_start(self) -> None:
         if self._server.started:

@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.server import answer_shapes
-from roseinfer.server.app import build_app, server_parts
+from roseinfer.server.app import ModelParts, build_app, parts_of
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer, http_post, read_all, read_error
 
@@ -24,7 +24,7 @@ def test_a_healthy_server(server: LiveServer) -> None:
         assert server.get(path).status_code == 200
     with server.client() as client:
         assert client.post("/ping").status_code == 200
-    assert server.get("/version").json() == {"version": build_app(server_parts(ServerConfig(), "x")).version}
+    assert server.get("/version").json() == {"version": build_app(parts_of([ModelParts(ServerConfig(), "x")])).version}
     assert server.get("/load").json() == {"server_load": 0}
 
 

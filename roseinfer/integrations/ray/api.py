@@ -30,7 +30,7 @@ from roseinfer.integrations.ray.plan import Plan
 from roseinfer.integrations.ray.public import DEPLOYMENT_HEADER
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
 from roseinfer.processes.private_folder import private_folder, remove_folder
-from roseinfer.server.app import build_app, server_parts
+from roseinfer.server.app import ModelParts, build_app, parts_of
 from roseinfer.server.asgi import LAST_WORDS_S, with_texts
 from roseinfer.server.hosting import configure_logging, settle_garbage_collector
 from roseinfer.server.http.body import ErrorResponse
@@ -63,7 +63,8 @@ class ApiReplica:
         self._plan = plan
         self._process = uuid4().hex[:12]
         tracing = traces_to(plan.server.otlp_endpoint)
-        self._parts = server_parts(plan.server, plan.engine.model.model, self._gather, tracing=tracing)
+        model = ModelParts(plan.server, plan.engine.model.model)
+        self._parts = parts_of([model], self._gather, tracing=tracing)
         # Serve creates uvicorn's server, and uvicorn then looks up its connection class here.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
         self._engine_directory = DynamicDirectory()

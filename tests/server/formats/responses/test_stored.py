@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError, EngineDeadError, EngineLostError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.answer_shapes import ErrorBody
-from roseinfer.server.app import server_parts
+from roseinfer.server.app import ModelParts, parts_of
 from roseinfer.server.formats.responses import earlier
 from roseinfer.server.formats.responses.document import ItemList, ResponseObject
 from roseinfer.server.response_store.database import Database
@@ -300,10 +300,10 @@ def test_without_a_store(serve: Serve) -> None:
 
 def test_a_temporary_file_that_cannot_be_made_costs_no_server(tmp_path: Any) -> None:
     missing = tmp_path / "missing" / "db"
-    parts = server_parts(ServerConfig(), "fake", response_file=missing)
+    parts = parts_of([ModelParts(ServerConfig(), "fake")], response_file=missing)
     assert parts.responses is None
     with pytest.raises(ConfigError, match="cannot be used"):
-        server_parts(ServerConfig(response_store=str(missing)), "fake", response_file=missing)
+        parts_of([ModelParts(ServerConfig(response_store=str(missing)), "fake")], response_file=missing)
 
 
 def test_a_file_that_fails_costs_no_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
