@@ -8,12 +8,11 @@ INTERVAL_S = 10.0
 
 
 class ThrottledLog:
-    """Log a message at most once in `every_s` seconds, with the number of suppressed ones."""
+    """Log a message at most once in `INTERVAL_S` seconds, with the number of suppressed ones."""
 
-    def __init__(self, log: logging.Logger, clock: Clock, every_s: float = INTERVAL_S) -> None:
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._every_s = every_s
         self._next_s = float("-inf")
         self._left_out = 0
 
@@ -22,7 +21,7 @@ class ThrottledLog:
         if now_s < self._next_s:
             self._left_out += 1
             return
-        self._next_s = now_s + self._every_s
+        self._next_s = now_s + INTERVAL_S
         more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
         self._left_out = 0
         self._log.error("%s%s", message, more)

@@ -57,12 +57,12 @@ class _Flush(NamedTuple):
 
 def check_file(path: Path, bounds: StoreBounds) -> None:
     """Create the file if there is none. Raises `ConfigError` if it cannot be used."""
-    _open(path, bounds, durable=True, now=time.time).close()
+    _open(path, bounds, durable=True).close()
 
 
-def _open(path: Path, bounds: StoreBounds, durable: bool, now: Callable[[], float]) -> Database:
+def _open(path: Path, bounds: StoreBounds, durable: bool) -> Database:
     try:
-        return Database(path, bounds, durable, now)
+        return Database(path, bounds, durable, time.time)
     except (OSError, sqlite3.Error, ForeignFileError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"response_store: {str(path)!r} cannot be used: {reason}") from error
@@ -71,22 +71,14 @@ def _open(path: Path, bounds: StoreBounds, durable: bool, now: Callable[[], floa
 class SqliteStore:
     """Store of one process. `put` and `pending` may be called in any thread, the others in the event loop's.
 
-    `durable`: a power failure loses nothing. `now`: Unix seconds. Raises `ConfigError` if the file cannot be used.
+    `durable`: a power failure loses nothing. Raises `ConfigError` if the file cannot be used.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        bounds: StoreBounds,
-        observer: StoreObserver,
-        *,
-        durable: bool = False,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, path: Path, bounds: StoreBounds, observer: StoreObserver, *, durable: bool = False) -> None:
         self._bounds = bounds
         self._observer = observer
-        self.writer = _open(path, bounds, durable, now)
-        self.reader = _open(path, bounds, durable, now)
+        self.writer = _open(path, bounds, durable)
+        self.reader = _open(path, bounds, durable)
         try:
             self._mark = ProcessMark(path)
         except OSError as error:

@@ -4,7 +4,7 @@ Channel `analysis` is reasoning. A message to `functions.NAME` is a tool call. A
 unknown channels too. A header that has not ended has no content, so its text is dropped.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from enum import Enum, auto
 
 from roseinfer.text.harmony.tokens import (
@@ -43,12 +43,11 @@ class HarmonyParser:
         opened: bool = False,
         tools: Collection[str] | None = None,
         reasoning: bool = True,
-        new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self.failures = 0
         self.reasoning_tokens = 0
         self._tokens = tokens
-        self._tools, self._reasoning, self._new_id = tools, reasoning, new_id
+        self._tools, self._reasoning = tools, reasoning
         self._marks = frozenset(
             {tokens.start, tokens.channel, tokens.message, tokens.constrain, tokens.end, tokens.ret, tokens.call}
         )
@@ -124,7 +123,7 @@ class HarmonyParser:
         if name is not None:
             self._part = MessagePart.CALL
             self._arguments = _Arguments()
-            self._events.append(CallStart(self._calls, self._new_id(), name))
+            self._events.append(CallStart(self._calls, new_call_id(), name))
             self._calls += 1
             return
         reasons = self._reasoning and header.channel == ANALYSIS

@@ -1,8 +1,7 @@
 """Calls as JSON objects: `{"name": N, "arguments": {...}}`, in any order, perhaps with other members."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from roseinfer.text.tools.base import (
     CallCutOff,
@@ -214,10 +213,10 @@ def _ignore(text: str) -> None:
 
 
 # --- grammars -----------------------------------------------------------------------------------------------------
-def object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments") -> str:
+def object_rules(tools: Sequence[Tool], schemas: Schemas) -> str:
     """Return rule `call_object`: a call of one of `tools`, with arguments that match its schema."""
     lines = [f"call_object: {' | '.join(f'tool_{i}' for i in range(len(tools)))}\n"]
-    lines += [_tool_rule(i, tool, tool.schema, schemas, arguments) for i, tool in enumerate(tools)]
+    lines += [_tool_rule(i, tool, schemas) for i, tool in enumerate(tools)]
     return "".join(lines)
 
 
@@ -248,6 +247,6 @@ WHITE_SPACE = "/[ \\n]{0,4}/"
 QUOTED_NAME = r'/"[^"\\\x00-\x1f\x7f]{1,128}"/'
 
 
-def _tool_rule(index: int, tool: Tool, schema: Mapping[str, Any], schemas: Schemas, arguments: str) -> str:
-    opening = literal(f'{{"name": {json.dumps(tool.name)}, {json.dumps(arguments)}: ')
-    return f'tool_{index}: {opening} %json {schemas(schema, tool.strict)} "}}"\n'
+def _tool_rule(index: int, tool: Tool, schemas: Schemas) -> str:
+    opening = literal(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+    return f'tool_{index}: {opening} %json {schemas(tool.schema, tool.strict)} "}}"\n'
