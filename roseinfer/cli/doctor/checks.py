@@ -123,7 +123,8 @@ def _device(facts: Facts) -> Check:
         return problem("device", f"{found}: {torch.gpu_error}", _GPU_ADVICE) if torch.gpu_error else ok("device", found)
     cpu = f"CPU, {torch.threads} threads, {torch.cpu_gflops:.0f} GFLOP/s in float32"
     if facts.gpu_files and torch.cuda is None:
-        return warning("device", f"{cpu}; this PyTorch cannot use the NVIDIA GPU", "install its CUDA build")
+        advice = f"install its CUDA build: pip uninstall -y torch && {install_command('cuda')}"
+        return warning("device", f"{cpu}; this PyTorch cannot use the NVIDIA GPU", advice)
     if facts.gpu_files:
         reason = torch.gpu_error or "PyTorch does not find it"
         return warning("device", f"{cpu}; there is an NVIDIA GPU, but {reason}", _GPU_ADVICE)
