@@ -127,10 +127,11 @@ def test_a_call_that_must_be(model: Model) -> None:
     assert model.forbidden and [name for name, _ in arguments(message)][:1] in ([], ["clock"])
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("tokens", [1, 5, 20, 40])
-def test_a_required_call_that_is_cut_off(model: Model, tokens: int) -> None:
+def test_a_call_that_is_cut_off(model: Model, tokens: int, choice: str) -> None:
     """The opening is neither content nor searched for stop strings."""
-    fields = {"tools": [WEATHER], "tool_choice": "required", "stop": ["tool", "name", "<"]}
+    fields = {"tools": [WEATHER], "tool_choice": choice, "stop": ["tool", "name", "<", "{"]}
     message, end = model.said(BONN, **fields, max_tokens=tokens)
     assert (message["content"] or "", end) == ("", "length") and not model.forbidden
 

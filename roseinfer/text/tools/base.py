@@ -296,8 +296,8 @@ class MarkedParser:
             self.failures += self._sure or self._open
             back = self.reader.kept()
         except CallCutOff:
-            # After a call, an unfinished mark is another call that was cut off before its name.
-            back = self.reader.kept() if self._index < 0 else ""
+            # What follows a mark or a call is a call that was cut off before its name, and no text.
+            back = "" if self._opened or self._index >= 0 else self.reader.kept()
         finally:
             self._calling = False
         self.finish(complete=False)
