@@ -192,7 +192,7 @@ def build_app(parts: ServerParts) -> Application:
     inferences.append(make(served, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
         name = "create_" + inference.path.removeprefix("/v1").strip("/").replace("/", "_").rstrip("s")
-        docs = inference_docs(inference.path)
+        docs = inference_docs(inference.path, inference.request_model)
         app.add_api_route(inference.path, _document_only, name=name, methods=["POST"], response_model=None, **docs)
     models.add(app, served)
     adapters.add(app, served)

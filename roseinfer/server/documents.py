@@ -63,9 +63,8 @@ _ERRORS: tuple[type[BaseModel], ...] = (ErrorBody, message_shapes.MessageErrorBo
 
 @dataclass(frozen=True, slots=True)
 class _InferenceDocs:
-    """Documentation of an inference route: models of request, answer and errors, and its stream; None: it has none."""
+    """Documentation of an inference route: models of answer and errors, and its stream; None: it has none."""
 
-    request: type[RequestModel]
     answer: type[BaseModel]
     description: str = (
         "The answer; with stream: true, events of chunks, then [DONE]. A failure during the stream is an event with an "
@@ -76,25 +75,24 @@ class _InferenceDocs:
 
 
 _INFERENCE = {
-    "/v1/completions": _InferenceDocs(CompletionRequest, TextCompletion),
-    "/v1/chat/completions": _InferenceDocs(ChatRequest, ChatCompletion),
+    "/v1/completions": _InferenceDocs(TextCompletion),
+    "/v1/chat/completions": _InferenceDocs(ChatCompletion),
     "/v1/responses": _InferenceDocs(
-        ResponsesRequest, response_shapes.ResponseObject, response_shapes.DESCRIPTION, response_shapes.EXAMPLE
+        response_shapes.ResponseObject, response_shapes.DESCRIPTION, response_shapes.EXAMPLE
     ),
     "/v1/messages": _InferenceDocs(
-        MessagesRequest,
         message_shapes.Message,
         message_shapes.DESCRIPTION,
         message_shapes.EXAMPLE,
         message_shapes.MessageErrorBody,
     ),
-    "/v1/embeddings": _InferenceDocs(EmbeddingRequest, pooling_shapes.EmbeddingList, "The embeddings", None),
-    "/v2/embed": _InferenceDocs(CohereEmbedRequest, pooling_shapes.CohereEmbedding, "The embeddings", None),
+    "/v1/embeddings": _InferenceDocs(pooling_shapes.EmbeddingList, "The embeddings", None),
+    "/v2/embed": _InferenceDocs(pooling_shapes.CohereEmbedding, "The embeddings", None),
 } | {
-    path: _InferenceDocs(request, answer, description, None)
-    for paths, request, answer, description in (
-        (RERANK_PATHS, RerankRequest, pooling_shapes.Reranking, "The documents by falling score"),
-        (SCORE_PATHS, ScoreRequest, pooling_shapes.ScoreList, "A score for each pair"),
+    path: _InferenceDocs(answer, description, None)
+    for paths, answer, description in (
+        (RERANK_PATHS, pooling_shapes.Reranking, "The documents by falling score"),
+        (SCORE_PATHS, pooling_shapes.ScoreList, "A score for each pair"),
     )
     for path in paths
 }
@@ -127,11 +125,11 @@ def _reference(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-def inference_docs(path: str) -> dict[str, Any]:
+def inference_docs(path: str, request: type[RequestModel]) -> dict[str, Any]:
     """Return the arguments for a route that answers with JSON or, if it streams, server-sent events."""
     route = _INFERENCE[path]
     described: dict[str, Any] = {"tags": ["inference"]}
-    described |= docs(route.answer, *INFERENCE_ERRORS, body=route.request, error=route.error)
+    described |= docs(route.answer, *INFERENCE_ERRORS, body=request, error=route.error)
     if route.example is not None:
         events = {"schema": {"type": "string"}, "example": route.example}
         described["responses"][200]["content"] = {"text/event-stream": events}

@@ -114,7 +114,8 @@ class Inference:
         self._parser = models.parser
         self._make_run = make_run or StandardRun
         self._format = answer_format
-        self._parser.expect(answer_format.request_model)
+        self.request_model = answer_format.request_model
+        self._parser.expect(self.request_model)
         self.path = answer_format.path
         self.dialect = answer_format.dialect
 
@@ -131,7 +132,7 @@ class Inference:
                 with preparation:
                     self._check_task(service, backend)
                     call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
-                    job = await self._format.make_job(call, self._parser.parse(self._format.request_model, body))
+                    job = await self._format.make_job(call, self._parser.parse(self.request_model, body))
                     ticket.grow(job.places)
                     if backend.lengths is not None:
                         job = await backend.lengths.fill(job)
