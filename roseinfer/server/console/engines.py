@@ -6,10 +6,11 @@ from typing import Any
 from roseinfer.core.outputs import DraftStats, PolicyStats
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.console.exchange import EngineUpdates, Position, Updates, answer_queries
-from roseinfer.server.console.steps import StepHistory, steps_since
+from roseinfer.server.console.steps import steps_since
 from roseinfer.server.observe.milliseconds import ms
 from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.peer_queries import PeerQueries
+from roseinfer.server.observe.step_metrics import StepMetrics
 
 # A console that missed more gets the newest ones only.
 MAX_STEPS_PER_EVENT = 600
@@ -18,14 +19,14 @@ MIN_MEASURED_STEPS = 16
 
 
 def answer_engine_queries(
-    peer_queries: PeerQueries, history: StepHistory, reports: Callable[[], Iterable[EngineReport]], models: ModelNames
+    peer_queries: PeerQueries, history: StepMetrics, reports: Callable[[], Iterable[EngineReport]], models: ModelNames
 ) -> None:
     """Answer queries in the process that owns the engines and serves no requests."""
     answer_queries(peer_queries, lambda position: Updates(engine_updates(position, history, reports(), models)))
 
 
 def engine_updates(
-    position: Position, history: StepHistory, reports: Iterable[EngineReport], models: ModelNames
+    position: Position, history: StepMetrics, reports: Iterable[EngineReport], models: ModelNames
 ) -> EngineUpdates:
     return EngineUpdates(engines_json(reports, models), steps_since(history, position.steps, MAX_STEPS_PER_EVENT))
 

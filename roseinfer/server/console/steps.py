@@ -1,11 +1,11 @@
 """Newest steps of all engines for the console."""
 
 import time
-from collections import deque
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from roseinfer.engine.api import StepRecord
+from roseinfer.server.observe.step_metrics import StepMetrics
 
 # Kept by the owner of the engines.
 MAX_STEPS = 4096
@@ -21,14 +21,7 @@ class NewSteps(NamedTuple):
     steps: list[ShownStep]
 
 
-class StepHistory(Protocol):
-    """Number of all steps so far, and the newest with their engines."""
-
-    count: int
-    newest: deque[tuple[int, StepRecord]]
-
-
-def steps_since(history: StepHistory, count: int, most: int) -> NewSteps:
+def steps_since(history: StepMetrics, count: int, most: int) -> NewSteps:
     """Return the newest `most` steps after the first `count`, oldest first."""
     shown = min(max(0, history.count - count), most, len(history.newest))
     to_unix_s = time.time() - time.monotonic()

@@ -12,9 +12,13 @@ from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.limits import Limits
 from roseinfer.text.tokenizer import Tokenizer
 
-# The model's generation_config has defaults for these.
-_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PLAIN = (
+# Fields of the same name in `SequenceParams`. The model has defaults for the first five.
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
     "min_tokens",
     "presence_penalty",
     "frequency_penalty",
@@ -102,11 +106,7 @@ def sampling_params(
         fields["bad_words"] = _bad_words(request.bad_words, limits)
     if request.allowed_token_ids is not None:
         fields["allowed_token_ids"] = _checked_tokens(request.allowed_token_ids, "allowed_token_ids", info)
-    for name in _PLAIN:
-        value = getattr(request, name)
-        if value is not None:
-            fields[name] = value
-    for name in _MODEL_DEFAULTS:
+    for name in _SAME_NAME:
         value = getattr(request, name)
         value = info.facts.default_sampling.get(name) if value is None else value
         if value is not None:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
-from typing import Protocol
 
 from starlette.requests import ClientDisconnect
 
@@ -62,10 +61,6 @@ class Phase(Enum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-
-
-class Interruptible(Protocol):
-    def interrupt(self, cause: ApiError) -> None: ...
 
 
 class DrainRate:
@@ -147,8 +142,8 @@ class Lifecycle:
         self._max_prompts = max_prompts
         self._share = share
         self._rate = DrainRate(clock)
-        self._live: dict[Interruptible, None] = {}
-        self._deliveries: dict[Interruptible, None] = {}
+        self._live: dict[Guard, None] = {}
+        self._deliveries: dict[Guard, None] = {}
         self._stopped: ApiError | None = None
         self._changed = asyncio.Event()
         self._on_end: list[Callable[[ApiError], None]] = []
@@ -202,7 +197,7 @@ class Lifecycle:
         for _ in range(min(prompts, MAX_RATE_SAMPLES)):
             self._rate.note()
 
-    def begin(self, request: Interruptible) -> None:
+    def begin(self, request: Guard) -> None:
         """Register `request` for `interrupt_all`, and after `done_with` for `cut`, until its `end`.
 
         Raises the cause after `stop`.
@@ -211,19 +206,19 @@ class Lifecycle:
             raise self._stopped
         self._live[request] = None
 
-    def end(self, request: Interruptible) -> None:
+    def end(self, request: Guard) -> None:
         """Forget `request`, whether or not it has begun."""
         self._live.pop(request, None)
         self._deliveries.pop(request, None)
         self._changed.set()
 
-    def done_with(self, request: Interruptible) -> None:
+    def done_with(self, request: Guard) -> None:
         """Note that the engine has finished `request` and only its answer remains to be sent."""
         if request in self._live:
             del self._live[request]
             self._deliveries[request] = None
 
-    def deliver(self, answer: Interruptible) -> None:
+    def deliver(self, answer: Guard) -> None:
         """Register the sending of a finished answer for `cut`, until its `end`."""
         self._deliveries[answer] = None
 

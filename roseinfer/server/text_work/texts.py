@@ -13,9 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.pooling import PairFormat
@@ -126,7 +125,7 @@ class Texts:
             done = await self._short.run(chars, lambda: self._threads.start(self._performer.perform, job))
             self._on_done("short", time.monotonic() - began_s)
             return done
-        done = await lane.run(chars, lambda: _started(workers.perform(job, cpu_s)))
+        done = await lane.run(chars, lambda: asyncio.ensure_future(workers.perform(job, cpu_s)))
         self._on_done(name, time.monotonic() - began_s)
         return done
 
@@ -153,7 +152,3 @@ class Texts:
             self._trimming.cancel()
         self._threads.close()
         self._host.close()
-
-
-def _started(work: Coroutine[Any, Any, Result]) -> "asyncio.Future[Result]":
-    return asyncio.ensure_future(work)
