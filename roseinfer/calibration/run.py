@@ -9,7 +9,7 @@ from roseinfer.calibration.sweep import CalibrationSweep, EngineLimits
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.local import LocalEngine
-from roseinfer.sched.cost.file import experts_as_json, reads_as_json
+from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.offline_fit import CostSample, Fit, fit_cost
 
 FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "num_host_blocks", "block_size", "max_num_seqs")
@@ -37,13 +37,12 @@ class Calibration:
 
     fit: Fit
     machine: dict[str, Any]
-    copies: dict[str, float] = field(default_factory=dict)
+    copies: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         figures = {name: value for name, value in asdict(self.fit).items() if name != "params"}
-        cost = {name: getattr(self.fit.params, name) for name in CONSTANTS} | self.copies
-        cost |= experts_as_json(self.fit.params) | reads_as_json(self.fit.params)
-        return {"cost": cost, "fit": figures, "machine": self.machine}
+        cost = cost_as_json(replace(self.fit.params, **self.copies))
+        return {**cost, "fit": figures, "machine": self.machine}
 
     def as_text(self) -> str:
         fit = self.fit

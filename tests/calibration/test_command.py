@@ -1,13 +1,16 @@
 """`roseinfer calibrate` from end to end with the embedded model, and who reads what it writes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from roseinfer import LLM
-from roseinfer.calibration.run import CONSTANTS, COPIES
+from roseinfer.calibration.run import CONSTANTS, COPIES, Calibration
 from roseinfer.cli import main as cli
+from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.file import read_cost
+from roseinfer.sched.cost.offline_fit import Fit
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 
@@ -33,6 +36,15 @@ def test_calibrate_then_simulate_and_serve(capsys, tmp_path) -> None:
     with LLM("tiny", threads=1, num_kv_blocks=64, max_num_seqs=2, cost_model=str(file)) as llm:
         assert llm.engine.core.scheduler.policy.state.cost.params == CostModel(params).params
         assert len(llm.generate("def f(")[0].outputs[0].token_ids) > 0
+
+
+def test_the_file_has_all_that_was_measured(tmp_path) -> None:
+    params = CostParams(5e-3, 2e-5, 0.0, 1e-5, 3e-8, drafts=DraftCost(1e-3, 5e-5, 1e-5, 2e-5, 0.0))
+    copies = {"load_s": 1e-6, "store_s": 2e-6}
+    calibration = Calibration(Fit(params, 100, 0, 1.0, 0.01, 0.1, 0.1), {}, copies)
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(calibration.as_json()))
+    assert read_cost(str(file)) == replace(params, **copies)
 
 
 @pytest.mark.parametrize(

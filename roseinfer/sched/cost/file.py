@@ -31,30 +31,21 @@ HEAD_FIELDS = tuple(name for name in DraftCost._fields if name.startswith("head_
 
 
 def cost_as_json(params: CostParams) -> dict[str, dict[str, Any]]:
-    rows = {name: getattr(params, name) for name in SECONDS_FIELDS}
-    return {"cost": rows | experts_as_json(params) | drafts_as_json(params) | reads_as_json(params)}
-
-
-def drafts_as_json(params: CostParams) -> dict[str, float]:
-    """Return the fields of drafts; empty if no step has shown them."""
-    return {} if params.drafts is None else params.drafts._asdict()
-
-
-def experts_as_json(params: CostParams) -> dict[str, float]:
-    """Return the fields of experts; empty for a model without experts."""
-    experts = params.experts
-    if experts is None:
-        return {}
-    return dict(zip(EXPERT_FIELDS, (params.expert_s, experts.count, experts.top_k), strict=True))
-
-
-def reads_as_json(params: CostParams) -> dict[str, Any]:
-    """Return the field `reads`; empty for a model whose rows read the whole context and no state."""
-    return {} if params.reads == WHOLE_CONTEXT else {"reads": asdict(params.reads)}
+    """Return the content of a file, without fields that have their defaults and may be missing."""
+    values = {name: getattr(params, name) for name in SECONDS_FIELDS}
+    cost: dict[str, Any] = {name: value for name, value in values.items() if value != DEFAULTS.get(name)}
+    if params.experts is not None:
+        experts = (params.expert_s, params.experts.count, params.experts.top_k)
+        cost |= zip(EXPERT_FIELDS, experts, strict=True)
+    if params.drafts is not None:
+        cost |= params.drafts._asdict()
+    if params.reads != WHOLE_CONTEXT:
+        cost["reads"] = asdict(params.reads)
+    return {"cost": cost}
 
 
 def reads_of_json(found: Mapping[str, Any]) -> ContextReads:
-    """Return what `reads_as_json` has written. Raise KeyError, TypeError or ValueError for anything else."""
+    """Return what `cost_as_json` has written. Raise KeyError, TypeError or ValueError for anything else."""
     windows = tuple([(int(window), float(share)) for window, share in found["windows"]])
     reads = ContextReads(windows, float(found["state_tokens"]))
     shares = [share for _, share in windows]
