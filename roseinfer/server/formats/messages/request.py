@@ -159,7 +159,8 @@ def _ignored_parts(request: CountTokensRequest) -> list[str]:
     """Return warnings for parts of fields that are not used."""
     parts = {"output_config": request.output_config, "thinking": request.thinking, "tool_choice": request.tool_choice}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
-    return names + ignored_in_tools(request.tools, _TOOL_FIELDS)
+    offered = [tool for tool in request.tools or [] if _is_offered(tool)]
+    return names + ignored_in_tools(offered, _TOOL_FIELDS)
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
     left_out = []
     for index, tool in enumerate(given):
         kind, place = tool.get("type"), f"tools.{index}"
-        if kind in (None, "custom"):
+        if _is_offered(tool):
             function = _function(tool, place)
             if function["name"] in tools:
                 raise bad_request(f"{place}.name: {function['name']!r} is there twice", "tools")
@@ -202,6 +203,11 @@ def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
         else:
             raise bad_request(f"{place}.type must be a string", "tools")
     return list(tools.values()), left_out
+
+
+def _is_offered(tool: dict[str, Any]) -> bool:
+    """True for a tool of the client; others are Anthropic's."""
+    return tool.get("type") in (None, "custom")
 
 
 def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:

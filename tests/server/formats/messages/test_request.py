@@ -236,7 +236,7 @@ def test_what_is_ignored_within_fields_is_named() -> None:
 
 
 def test_tools_of_anthropics_own_are_left_out() -> None:
-    search = {"type": "web_search_20260209", "name": "web_search"}
+    search = {"type": "web_search_20260209", "name": "web_search", "max_uses": 8}
     found = translated(tools=[search, TOOL | {"defer_loading": True, "allowed_callers": ["direct", "x"]}])
     assert [tool["function"]["name"] for tool in found.chat.tools or []] == ["look"]
     assert found.warnings == ["tools.0 of type 'web_search_20260209' is left out"]
