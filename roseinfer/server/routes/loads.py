@@ -20,7 +20,7 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
-from roseinfer.server.routes.query import MODEL_PARAMETER
+from roseinfer.server.routes.query import MODEL_PARAMETER, parameter
 
 _SECTIONS = ("core", "all")
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -59,7 +59,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
         return JsonResponse(_answer(prompt, found))
 
     described = docs(EngineLoads, 400, 401, 503)
-    described["openapi_extra"] = {"parameters": [_parameter("dp_rank", "this engine only", "integer")]}
+    described["openapi_extra"] = {"parameters": [parameter("dp_rank", "this engine only", type="integer")]}
     app.add_api_route("/v1/loads", loads, tags=["status"], **described)
     described = docs(PromiseAnswer, 400, 401, 404, 503)
     described["openapi_extra"] = {"parameters": _PROMISE_PARAMETERS}
@@ -161,16 +161,12 @@ def _ms(forecast: RequestForecast) -> float:
     return round(1000 * forecast.ttft_s, 3)
 
 
-def _parameter(name: str, description: str, kind: str, *, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": description, "required": required, "schema": {"type": kind}}
-
-
 _PROMISE_PARAMETERS = [
-    _parameter("prompt_tokens", "length of the prompt, none of it cached", "integer", required=True),
-    _parameter("output_tokens", "expected length of the output; default: mean of recent outputs", "integer"),
-    _parameter("n", "outputs of the prompt", "integer"),
-    _parameter("ttft_ms", "objective: time to first token", "number"),
-    _parameter("tpot_ms", "objective: time per output token", "number"),
-    _parameter("e2e_ms", "objective: time to the end", "number"),
+    parameter("prompt_tokens", "length of the prompt, none of it cached", type="integer", required=True),
+    parameter("output_tokens", "expected length of the output; default: mean of recent outputs", type="integer"),
+    parameter("n", "outputs of the prompt", type="integer"),
+    parameter("ttft_ms", "objective: time to first token", type="number"),
+    parameter("tpot_ms", "objective: time per output token", type="number"),
+    parameter("e2e_ms", "objective: time to the end", type="number"),
     MODEL_PARAMETER,
 ]

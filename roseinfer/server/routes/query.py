@@ -5,13 +5,13 @@ from typing import Any
 
 from roseinfer.server.http.errors import bad_request
 
-MODEL_PARAMETER: dict[str, Any] = {
-    "name": "model",
-    "in": "query",
-    "description": "name of the model; required if the server has several",
-    "required": False,
-    "schema": {"type": "string"},
-}
+
+def parameter(name: str, description: str, *, required: bool = False, **schema: Any) -> dict[str, Any]:
+    """Return a parameter for the OpenAPI document. `schema`: of its value."""
+    return {"name": name, "in": "query", "description": description, "required": required, "schema": schema}
+
+
+MODEL_PARAMETER = parameter("model", "name of the model; required if the server has several", type="string")
 
 
 def chosen_model(asked: Iterable[tuple[str, str]]) -> str | None:
@@ -20,6 +20,13 @@ def chosen_model(asked: Iterable[tuple[str, str]]) -> str | None:
     if len(names) > 1:
         raise bad_request("model is given twice", "model")
     return names[0] if names else None
+
+
+def one_of(name: str, text: str | None, known: tuple[str, ...]) -> str | None:
+    """Return the value of a parameter, None if it is not given. Raises `ApiError` 400 for an unknown one."""
+    if text is not None and text not in known:
+        raise bad_request(f"{name} must be one of {', '.join(known)}, got {text[:20]!r}", name)
+    return text
 
 
 def limit_of(text: str | None, default: int, most: int) -> int:

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from roseinfer.server.documents import docs
 from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.http.errors import ApiError, bad_request
+from roseinfer.server.http.errors import ApiError
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.record_json import record_json
 from roseinfer.server.observe.records import MAX_ENDED_RECORDS, RequestEntry, RequestRecords, ended_s
 from roseinfer.server.request.models import ServedModels
-from roseinfer.server.routes.query import limit_of
+from roseinfer.server.routes.query import limit_of, one_of, parameter
 
 DEFAULT_LIMIT = 100
 STATES = ("live", "ended")
@@ -63,7 +63,8 @@ def add(app: FastAPI, models: ServedModels, records: RequestRecords, peer_querie
 
     async def list_requests(request: Request) -> Response:
         asked = request.query_params
-        wanted = RecordQuery(limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_ENDED_RECORDS), _state(asked.get("state")))
+        limit = limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_ENDED_RECORDS)
+        wanted = RecordQuery(limit, one_of("state", asked.get("state"), STATES))
         return JsonResponse({"object": "list", "data": await newest(wanted)})
 
     async def retrieve_request(request_id: str) -> Response:
@@ -85,26 +86,11 @@ def _found(record: RequestEntry) -> FoundRecord:
     return FoundRecord(record.live, record.created_s if record.live else ended_s(record), record_json(record))
 
 
+_LIMIT = "maximum number; running requests first, then ended ones, newest first"
 _PARAMETERS = [
-    {
-        "name": "limit",
-        "in": "query",
-        "description": "maximum number; running requests first, then ended ones, newest first",
-        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_ENDED_RECORDS, "default": DEFAULT_LIMIT},
-    },
-    {
-        "name": "state",
-        "in": "query",
-        "description": "only running (live) or only ended requests",
-        "schema": {"type": "string", "enum": list(STATES)},
-    },
+    parameter("limit", _LIMIT, type="integer", minimum=1, maximum=MAX_ENDED_RECORDS, default=DEFAULT_LIMIT),
+    parameter("state", "only running (live) or only ended requests", type="string", enum=list(STATES)),
 ]
-
-
-def _state(text: str | None) -> str | None:
-    if text is not None and text not in STATES:
-        raise bad_request(f"state must be one of {', '.join(STATES)}, got {text[:20]!r}", "state")
-    return text
 
 
 def _unknown(request_id: str) -> ApiError:

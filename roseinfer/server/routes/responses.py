@@ -25,7 +25,7 @@ from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
-from roseinfer.server.routes.query import limit_of
+from roseinfer.server.routes.query import limit_of, one_of, parameter
 
 PATH = "/v1/responses"
 # Ids may hold slashes, since clients may choose request ids.
@@ -57,12 +57,12 @@ class ResponseEndpoints:
     async def list_input_items(self, request: Request, response_id: str) -> Response:
         asked = request.query_params
         limit = limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
-        order, after = _order(asked.get("order")), asked.get("after")
+        order, after = one_of("order", asked.get("order"), ORDERS), asked.get("after")
         record = await self._find(request, response_id)
 
         def page() -> dict[str, Any]:
             items = input_items(record)
-            return _page(items[::-1] if order == "desc" else items, limit, after)
+            return _page(items if order == "asc" else items[::-1], limit, after)
 
         large = record.size >= MIN_THREAD_BYTES
         return JsonResponse(await asyncio.to_thread(page) if large else page())
@@ -145,26 +145,10 @@ def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[st
 
 
 _PARAMETERS = [
-    {
-        "name": "limit",
-        "in": "query",
-        "description": "how many at most",
-        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-    },
-    {
-        "name": "order",
-        "in": "query",
-        "description": "the first or the last items first",
-        "schema": {"type": "string", "enum": list(ORDERS), "default": "desc"},
-    },
-    {"name": "after", "in": "query", "description": "id of the item before the first", "schema": {"type": "string"}},
+    parameter("limit", "how many at most", type="integer", minimum=1, maximum=MAX_LIMIT, default=DEFAULT_LIMIT),
+    parameter("order", "the first or the last items first", type="string", enum=list(ORDERS), default="desc"),
+    parameter("after", "id of the item before the first", type="string"),
 ]
-
-
-def _order(text: str | None) -> str:
-    if text is not None and text not in ORDERS:
-        raise bad_request(f"order must be one of {', '.join(ORDERS)}, got {text[:20]!r}", "order")
-    return text or "desc"
 
 
 def _not_found(id: str, why: str = "") -> ApiError:
