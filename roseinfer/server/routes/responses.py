@@ -15,7 +15,7 @@ from roseinfer.server.formats.responses.document import (
     ResponseObject,
 )
 from roseinfer.server.formats.responses.earlier import MIN_THREAD_BYTES
-from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
+from roseinfer.server.formats.responses.history import NO_STORE, History, store_errors
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.responses.stored_items import input_items
 from roseinfer.server.formats.translated_job import count_prompt_tokens
@@ -23,7 +23,7 @@ from roseinfer.server.formats.unsupported import unsupported_error
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.request.models import ServedModels
-from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
+from roseinfer.server.response_store.records import Key, StoredResponse
 from roseinfer.server.response_store.shared import SharedResponses
 from roseinfer.server.routes.query import limit_of, one_of, parameter
 
@@ -69,10 +69,8 @@ class ResponseEndpoints:
 
     async def delete_response(self, request: Request, response_id: str) -> Response:
         responses, key = self._stored(request, response_id)
-        try:
+        with store_errors():
             deleted = await responses.delete(key)
-        except StoreFailedError as error:
-            raise store_failed() from error
         if not deleted:
             raise _not_found(response_id)
         return JsonResponse({"id": response_id, "object": "response", "deleted": True})
@@ -82,10 +80,8 @@ class ResponseEndpoints:
         if not record.response["background"]:
             raise bad_request("Only responses with background: true can be cancelled", "response_id", "not_background")
         responses, key = self._stored(request, response_id)
-        try:
+        with store_errors():
             ended = await responses.cancel(key)
-        except StoreFailedError as error:
-            raise store_failed() from error
         if ended is None:
             raise _not_found(response_id)
         return JsonResponse(ended.response)

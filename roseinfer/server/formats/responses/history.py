@@ -1,6 +1,7 @@
 """Stored responses as requests use them: those that they continue, and their own."""
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import orjson
@@ -47,12 +48,13 @@ class Keeper:
         record = self._record(response)
         running = self._responses.begin(record)
         try:
-            await self._responses.store.written()
-            if await self._responses.store.get(record.key) is None:
-                raise StoreFailedError("the first state of a background response was not stored")
-        except StoreFailedError as error:
+            with store_errors():
+                await self._responses.store.written()
+                if await self._responses.store.get(record.key) is None:
+                    raise StoreFailedError("the first state of a background response was not stored")
+        except ApiError:
             running.drop()
-            raise store_failed() from error
+            raise
         except BaseException:  # the server ends
             running.fail_with_server("The server ended before this response ran")
             raise
@@ -88,7 +90,8 @@ class History:
             return Whole(request, size)
         if self.responses is None:
             raise unsupported_error("previous_response_id" if request.previous_response_id else "input", NO_STORE)
-        earlier = EarlierItems(partial(self._find, self.owner(headers)), size, max_bytes)
+        owner = self.owner(headers)
+        earlier = EarlierItems(lambda id: self.find(Key(owner, id)), size, max_bytes)
         before = [] if request.previous_response_id is None else await earlier.of_previous(request.previous_response_id)
         given = as_items(request.input)
         given = await earlier.resolved(given) if refers else given
@@ -103,16 +106,11 @@ class History:
             message = "background: true needs store: true, for the response to be asked for later"
             raise bad_request(message, "background")
 
-    async def _find(self, owner: str, id: str) -> StoredResponse | None:
-        return await self.find(Key(owner, id))
-
     async def find(self, key: Key) -> StoredResponse | None:
         """Return a stored response. Raises `ApiError` 503 if the store fails."""
         assert self.responses is not None, "checked before"
-        try:
+        with store_errors():
             return await self.responses.find(key)
-        except StoreFailedError as error:
-            raise store_failed() from error
 
     # --- answers ------------------------------------------------------------------------------------------------
     def keeper(self, whole: Whole, headers: Headers) -> Keeper | None:
@@ -137,6 +135,11 @@ def _body_bytes(headers: Headers, given: str | list[dict[str, Any]]) -> int:
     return len(orjson.dumps(given))  # it came in chunks
 
 
-def store_failed() -> ApiError:
-    message = "The stored responses cannot be read just now"
-    return unavailable("response_store_failed", message, STORE_RETRY_S)
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Raise failures of the store as `ApiError` 503."""
+    try:
+        yield
+    except StoreFailedError as error:
+        message = "The stored responses cannot be read just now"
+        raise unavailable("response_store_failed", message, STORE_RETRY_S) from error
