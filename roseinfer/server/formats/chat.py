@@ -21,6 +21,7 @@ from roseinfer.server.formats.answers import (
 from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
 from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.common_job import AnswerKind
+from roseinfer.server.formats.pooling.request import EmbeddingRequest
 from roseinfer.server.formats.sampling import chat_logprobs
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, PredictedOutput, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
@@ -76,21 +77,23 @@ async def encoded_chat(
 
 def chat_prompt(
     prompts: PromptEncoder,
-    request: ChatRequest | TokenizeRequest,
+    request: ChatRequest | TokenizeRequest | EmbeddingRequest,
     messages: list[dict[str, Any]],
     output: dict[str, Any],
     keep_last: int | None = None,
+    answered: bool = True,
 ) -> EncodeChat:
     """Return the prompt of a request with plain `messages`. `output`: template variables from the output's fields.
 
-    `keep_last`: tokens to keep at the end of a longer prompt, None = all. Raises `ApiError` 400.
+    `keep_last`: tokens to keep at the end of a longer prompt, None = all. `answered`: an answer follows it by default.
+    Raises `ApiError` 400.
     """
     variables = request.chat_template_kwargs or {}
     prompts.check_variables(variables)
     generate = request.add_generation_prompt
     return EncodeChat(
         messages,
-        add_generation_prompt=not request.continue_final_message if generate is None else generate,
+        add_generation_prompt=answered and not request.continue_final_message if generate is None else generate,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
         kwargs=prompts.default_variables | output | variables,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from roseinfer.core.pooling import PoolingParams, PoolingTask
-from roseinfer.server.formats.chat import plain_messages
+from roseinfer.server.formats.chat import chat_prompt, plain_messages
 from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.completions import split_prompts
 from roseinfer.server.formats.pooling.answer import EmbeddingBody, PoolingFormat
@@ -13,7 +13,6 @@ from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import InputName
 from roseinfer.server.request.job import Job
-from roseinfer.text.worker.messages import EncodeChat
 
 _EMBEDDING = AnswerKind("embedding", "embd", "input")
 
@@ -55,20 +54,10 @@ async def _inputs(call: RequestContext, request: EmbeddingRequest, settings: Poo
 
 async def _chat(call: RequestContext, request: EmbeddingRequest, settings: PoolingSettings) -> list[int]:
     prompts = call.backend.prompts
-    variables = request.chat_template_kwargs or {}
-    prompts.check_variables(variables)
     if settings.cut is not None and not settings.cut.at_start:
         raise bad_request("messages need truncation_side 'left': the start of a chat is cut", "truncation_side")
     messages, ignored = plain_messages(request.messages or [])
     settings.warnings.extend(ignored)
-    chat = EncodeChat(
-        messages,
-        add_generation_prompt=bool(request.add_generation_prompt),
-        continue_final_message=bool(request.continue_final_message),
-        add_special_tokens=bool(request.add_special_tokens),
-        kwargs=prompts.default_variables | variables,
-        keep_last=None if settings.cut is None else settings.cut.keep,
-        context=prompts.max_model_len,
-    )
-    encoded = await prompts.chat(chat)
+    keep = None if settings.cut is None else settings.cut.keep
+    encoded = await prompts.chat(chat_prompt(prompts, request, messages, {}, keep, answered=False))
     return call.backend.inputs.ids([encoded.ids], None, InputName("messages", several=False))[0]
