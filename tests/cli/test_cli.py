@@ -171,6 +171,7 @@ def test_who_is_close_is_told_what_there_is(argv, said, capsys):
         (["serve", "--router", "least"], "--router needs several engines; set --replicas or --devices"),
         (["serve", "--replicas", "3", "--devices", "0,1"], "--replicas is 3, but --devices names 2"),
         (["serve", "--replicas", "2", "--engines", "a:1"], "--replicas cannot be combined with --engines"),
+        (["serve", "a", "b", "--engines", "a:1"], "error: --engines needs --tls-dir"),
         (["serve", "--tls-dir", "x"], "name them with --engines"),
         (["serve", "--pooling", "last", "--runner", "generate"], "--pooling=last cannot be combined with --runner="),
         (["serve", "--noise", "1"], "--noise needs --device=priced, got auto"),

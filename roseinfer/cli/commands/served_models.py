@@ -17,15 +17,18 @@ TABLES = "models"
 def served_models(options: OptionSet, given: Mapping[str, Any]) -> tuple[ServedModelConfig, ...]:
     """Return the model that `given` describes, or one for each entry of `given["models"]`.
 
-    An option of an entry replaces the shared one. Raises `ConfigError`, which names the model, for options that an
-    entry cannot have, and what `arranged` raises.
+    An option of an entry replaces the shared one. Raises `ConfigError`, which names the table if there is one, for
+    options that an entry cannot have, and what `arranged` raises.
     """
     shared = {name: value for name, value in given.items() if name != TABLES}
     entries: Sequence[OwnOptions] = given.get(TABLES, ())
     if not entries:
         return arranged([_model(options, shared)])
     own = _named(entries, shared)
-    models = [_own_model(options, shared, name, each) for name, each in own]
+    if entries[0].name is None:
+        models = [_model(options, {**shared, **each}) for _, each in own]
+    else:
+        models = [_of_table(options, shared, name, each) for name, each in own]
     return arranged(models, [index for index, (_, each) in enumerate(own) if SHARE in each])
 
 
@@ -49,7 +52,7 @@ def _named(entries: Sequence[OwnOptions], shared: Mapping[str, Any]) -> list[tup
     ]
 
 
-def _own_model(options: OptionSet, shared: Mapping[str, Any], name: str, own: Mapping[str, Any]) -> ServedModelConfig:
+def _of_table(options: OptionSet, shared: Mapping[str, Any], name: str, own: Mapping[str, Any]) -> ServedModelConfig:
     of_server = {option.name for group in options.groups if group.kind is ServerConfig for option in group.options()}
     foreign = next((key for key in own if key in of_server - MODEL_SERVER_OPTIONS), None)
     if foreign is not None:
