@@ -1,5 +1,6 @@
 """Interface of runners, which execute plans, and the base class of their wrappers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,8 +38,10 @@ class ContextReads:
 
     def of(self, *contexts: float) -> float:
         """Return the tokens that decoding rows with these contexts read, one row for each."""
-        unseen = [share * (n - window) for window, share in self.windows for n in contexts if n > window]
-        return sum(contexts) - sum(unseen)
+        return sum(contexts) - (self._unseen(contexts) if self.windows else 0)
+
+    def _unseen(self, contexts: Iterable[float]) -> float:
+        return sum([share * (n - window) for window, share in self.windows for n in contexts if n > window])
 
 
 WHOLE_CONTEXT = ContextReads()

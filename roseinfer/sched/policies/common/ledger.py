@@ -182,14 +182,12 @@ class TpotBatch(Generic[T]):
 
     def add(self, track: T) -> None:
         self._tracks[track.request.request_id] = track
-        if self._is_summed:
-            self._count(track, 1)
+        self._count(track, 1)
 
     def remove(self, track: T) -> None:
         del self._tracks[track.request.request_id]
-        if self._is_summed:
-            self._count(track, -1)
-            self._is_summed = self._tightest > 0
+        self._count(track, -1)
+        self._is_summed &= self._tightest > 0
 
     def move_to_end(self, tracks: Iterable[T]) -> None:
         """Move tracks whose pace has changed to the end, and compute all sums again."""
@@ -214,8 +212,7 @@ class TpotBatch(Generic[T]):
         pace_s = track.step_pace_s
         if pace_s < self._smallest_s:
             self._smallest_s, self._tightest = pace_s, 0
-        if pace_s == self._smallest_s:
-            self._tightest += sign
+        self._tightest += sign * (pace_s == self._smallest_s)
         self._tokens_per_s += sign / pace_s
         self._context_per_s += sign * self._reads.of(track.request.prompt_len + track.length / 2) / pace_s
 

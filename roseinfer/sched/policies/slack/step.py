@@ -186,7 +186,8 @@ class SlackStep:
                 saved_s = p.one_row_s(context[index], len(slacks) - len(skipped))
                 self.seconds -= saved_s
                 over_s -= saved_s
-                short_s -= p.one_row_s(context[index], inf)  # a prompt would need the same experts
+                # A prompt would need the same experts.
+                short_s -= saved_s if p.experts is None else p.one_row_s(context[index], inf)
         self._tracks = [track for index, track in enumerate(self._tracks) if index not in skipped]
         return all_s - self.seconds
 
