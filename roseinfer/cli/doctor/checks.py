@@ -249,7 +249,7 @@ def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
 def _model(model: Model, facts: Facts) -> Check:
     name = f"model {model.name}"
     if model.error is not None:
-        return problem(name, model.error, f"see {SUPPORT_PAGE} for supported models")
+        return problem(name, model.error, f"check its name or path; {SUPPORT_PAGE} lists what is supported")
     if model.needs is not None:
         return warning(name, model.needs, "download it, or let `serve` do so")
     kind = f" in {model.quantised}" if model.quantised else ""
