@@ -142,6 +142,11 @@ def test_what_is_not_understood_is_refused(server: LiveServer, query: str, param
     assert response.json()["error"]["param"] == param
 
 
+def test_a_number_out_of_bounds_is_named_with_them(server: LiveServer) -> None:
+    message = server.get("/v1/promise?prompt_tokens=-1").json()["error"]["message"]
+    assert message == "prompt_tokens must be an integer within [1, 64], got '-1'"
+
+
 # --- ORCA ---------------------------------------------------------------------------------------------------------
 def told(server: LiveServer, wanted: str, **body: Any) -> str:
     headers = {"endpoint-load-metrics-format": wanted}

@@ -80,9 +80,9 @@ def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, str]:
     return asked
 
 
-def _number(name: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= most):
-        raise bad_request(f"{name} must be an integer of at most {most}, got {text[:20]!r}", name)
+def _number(name: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+        raise bad_request(f"{name} must be an integer within [{least}, {most}], got {text[:20]!r}", name)
     return int(text)
 
 
@@ -96,7 +96,7 @@ def _chosen(engines: list[int], asked: Mapping[str, str]) -> list[int]:
         raise bad_request("format must be json: GET /metrics has the others", "format", "unsupported_field")
     if "dp_rank" not in asked:
         return engines
-    return [_number("dp_rank", asked["dp_rank"], max(engines, default=0))]
+    return [_number("dp_rank", asked["dp_rank"], 0, max(engines, default=0))]
 
 
 def _load(report: EngineReport, info: EngineInfo, model: str | None) -> dict[str, Any]:
@@ -126,12 +126,7 @@ def _load(report: EngineReport, info: EngineInfo, model: str | None) -> dict[str
 
 # --- promise ------------------------------------------------------------------------------------------------------
 def _count(asked: Mapping[str, str], name: str, most: int) -> int | None:
-    if name not in asked:
-        return None
-    value = _number(name, asked[name], most)
-    if value == 0:
-        raise bad_request(f"{name} must be at least 1", name)
-    return value
+    return _number(name, asked[name], 1, most) if name in asked else None
 
 
 def _seconds(asked: Mapping[str, str], name: str) -> float | None:
