@@ -47,10 +47,9 @@ class StepAdmission:
         for track in self._first_of(entries):
             if track.request.request_id in self.rejections:
                 continue
-            is_new = track.forecast is None
+            is_new, candidate = track.forecast is None, self.machine.candidate(track)
             if is_new:
-                track.forecast = self._forecast(track)
-            candidate = self.machine.candidate(track)
+                track.forecast = self._forecast(candidate)
             if self._is_hopeless(candidate, is_new):
                 continue
             objection = rules.objection(self.machine, candidate)
@@ -97,13 +96,16 @@ class StepAdmission:
         for lead in islice(leads, self._state.tuning.looked_at):
             yield from [waiting[request.request_id] for request in view.members(lead)]
 
-    def _forecast(self, track: SlackTrack) -> Forecast:
+    def _forecast(self, candidate: WaitingCandidate) -> Forecast:
         """Predict first token and pace of a request that is considered for the first time, if it starts now."""
-        state, waited_s = self._state, self._now_s - track.request.arrival_s + self._view.load_s(track.request)
-        own_s = self.machine.own_s(track, track.count_uncached(self._view.uncached))
+        state, track = self._state, candidate.track
         pace_s = max(state.alone_s(track), min(track.tpot_s, state.recent_step_s))
-        first_s = (self.machine.ahead_s(track) + own_s) / self.machine.prefill_time(1.0) + state.params.step_s
-        return Forecast(waited_s + first_s, pace_s)
+        return Forecast(self._now_s - track.request.arrival_s + self._wait_s(candidate), pace_s)
+
+    def _wait_s(self, candidate: WaitingCandidate) -> float:
+        """Return the seconds from now until its first token if it starts now."""
+        seconds = (candidate.ahead_s + candidate.own_s) / self.machine.prefill_time(1.0)
+        return self._view.load_s(candidate.track.request) + seconds + self._state.params.step_s
 
     # --- rejections ---------------------------------------------------------------------------------------------
     def _is_hopeless(self, candidate: WaitingCandidate, is_new: bool) -> bool:
@@ -119,9 +121,7 @@ class StepAdmission:
             return False
         if is_new and self._now_s - track.request.arrival_s <= 2 * self.machine.chunk_ends_s:
             track.waits_for = None  # its price is not why it is late
-        ahead_s = self.machine.ahead_s(track) + candidate.own_s
-        wait_s = self._view.load_s(track.request) + ahead_s / self.machine.prefill_time(1.0) + state.params.step_s
-        self._reject(track, track.first_objective, wait_s)
+        self._reject(track, track.first_objective, self._wait_s(candidate))
         return True
 
     def _reject(self, track: SlackTrack, reason: str, wait_s: float) -> None:
@@ -142,7 +142,7 @@ class StepAdmission:
             return Cause.UTILISATION
         if candidate.own_s <= machine.prefill_time(left_s):
             return Cause.QUEUE
-        if candidate.own_s > machine.prefill_time(left_s + waited_s) - machine.ahead_s(track):
+        if candidate.own_s > machine.prefill_time(left_s + waited_s) - candidate.ahead_s:
             p = self._state.params
             alone_s = candidate.own_s * (1 + (p.step_s + p.experts_s(inf)) / machine.full_s)
             return Cause.UTILISATION if alone_s <= left_s + waited_s else Cause.IDLE

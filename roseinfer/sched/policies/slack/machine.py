@@ -19,14 +19,16 @@ MAX_STRETCH_RATIO = 1.1  # longest real duration of a step, relative to the plan
 
 
 class WaitingCandidate(NamedTuple):
-    """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds. `smallest_s`: tightest TPOT
-    objective if it runs. `is_free`: no pace limits it, because none is needed, it has run before, or it is alone.
-    `price`: why it is not worth its cost at present, None if it is.
+    """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds, after the `ahead_s` of the
+    started prompts that are due no later. `smallest_s`: tightest TPOT objective if it runs. `is_free`: no pace limits
+    it, because none is needed, it has run before, or it is alone. `price`: why it is not worth its cost at present,
+    None if it is.
     """
 
     track: SlackTrack
     prompt: int
     own_s: float
+    ahead_s: float
     smallest_s: float
     is_free: bool
     price: Cause | None
@@ -63,7 +65,8 @@ class StepMachine:
         prompt = track.count_uncached(self.view.uncached)
         smallest_s = min(self.smallest_s, track.step_pace_s)
         is_free, price = smallest_s == inf or track.request.has_run or self.idle, self.state.objection(track)
-        return WaitingCandidate(track, prompt, self.own_s(track, prompt), smallest_s, is_free, price)
+        ahead_s = sum([seconds for due_s, seconds in self.prompts if due_s <= track.due_s])
+        return WaitingCandidate(track, prompt, self.own_s(track, prompt), ahead_s, smallest_s, is_free, price)
 
     def start(self, candidate: WaitingCandidate) -> None:
         """Take what a request with objectives needs."""
@@ -97,10 +100,6 @@ class StepMachine:
         """
         beside = self.beside if self.smallest_s < inf else inf
         return self.state.params.prefill_s(len(track.tokens) - prompt, prompt, beside)
-
-    def ahead_s(self, track: SlackTrack) -> float:
-        """Return the time of the started prompts that are due no later than this one."""
-        return sum([seconds for due_s, seconds in self.prompts if due_s <= track.due_s])
 
     def prefill_time(self, seconds: float) -> float:
         """Return how many of the next `seconds` prompts get."""
@@ -152,7 +151,7 @@ class StepMachine:
         """True if its first token would be late, although it starts now."""
         track = candidate.track
         left_s = self.left_s(track) - self.view.load_s(track.request)
-        return candidate.own_s > self.prefill_time(left_s) - self.ahead_s(track)
+        return candidate.own_s > self.prefill_time(left_s) - candidate.ahead_s
 
     # --- KV blocks ----------------------------------------------------------------------------------------------
     def blocks_of(self, track: SlackTrack) -> int:

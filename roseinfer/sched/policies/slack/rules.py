@@ -41,8 +41,7 @@ def kv_blocks(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None
 
 def others_first_tokens(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None:
     """Refuse to make a started prompt late that is due after it."""
-    track, own_s = candidate.track, candidate.own_s
-    ahead_s = machine.ahead_s(track)
+    track, own_s, ahead_s = candidate.track, candidate.own_s, candidate.ahead_s
     for due_s, seconds in machine.prompts:
         if due_s > track.due_s:
             ahead_s += seconds
