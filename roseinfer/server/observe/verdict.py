@@ -11,7 +11,7 @@ from roseinfer.server.observe.delays import (
     before_first,
     waits_before_seat,
 )
-from roseinfer.server.observe.records import RequestEntry
+from roseinfer.server.observe.records import RequestEntry, SampleSummary
 from roseinfer.server.request.job import OBJECTIVES, Latencies, Outcome
 
 # Verdicts that are neither a `Cause` nor a delay of `delays`.
@@ -108,13 +108,13 @@ def _of_rejection(record: RequestEntry, rejection: Rejection) -> Explanation:
 def _of_late(record: RequestEntry, objective: str, slo: Slo, seen: Latencies) -> Explanation:
     at = OBJECTIVES.index(objective)
     late_s = seen[at] - (_objective(slo, objective) or 0.0)
-    times = _times_of(record, objective)
+    times, sample = _times_of(record, objective), record.worst
     if objective == "tpot":
-        late_s *= max(1, record.worst.tokens - 1)
+        late_s *= max(1, sample.tokens - 1)
     name = _blamed(times.delays(), late_s, times.ran)
     if name == SLOW_STEPS and objective != "ttft" and record.route is not None and record.route.resumes:
         name = Cause.ENGINE
-    text = f"Late: {_seen(objective, seen[at])}; the objective was {_ms(_objective(slo, objective))}"
+    text = f"Late: {_seen(sample, objective, seen[at])}; the objective was {_ms(_objective(slo, objective))}"
     return Explanation(name, f"{text}. {_because(record, name, times, objective)}")
 
 
@@ -173,11 +173,11 @@ def _kept(record: RequestEntry) -> str:
     if record.seen is None or sample.first_s is None:
         return "It finished."
     slo, seen = record.slo, record.seen
-    parts = [_seen("ttft", seen.ttft_s) + _of(slo, "ttft")]
+    parts = [_seen(sample, "ttft", seen.ttft_s) + _of(slo, "ttft")]
     if sample.tokens > 1:
         parts.append(f"then {_ms(seen.tpot_s)} per token" + _of(slo, "tpot"))
     if slo is not None and slo.e2e_s is not None:
-        parts.append(_seen("e2e", seen.e2e_s) + _of(slo, "e2e"))
+        parts.append(_seen(sample, "e2e", seen.e2e_s) + _of(slo, "e2e"))
     text = ("No objectives: " if slo is None or slo.empty else "In time: ") + ", ".join(parts)
     waits = waits_before_seat(record)[1]
     cause, seconds = max(waits, key=lambda wait: wait[1], default=(None, 0.0))
@@ -209,10 +209,11 @@ def _of_failure(record: RequestEntry) -> Explanation:
 
 
 # --- words --------------------------------------------------------------------------------------------------------
-def _seen(objective: str, seconds: float) -> str:
+def _seen(sample: SampleSummary, objective: str, seconds: float) -> str:
     if objective == "tpot":
         return f"each token took {_ms(seconds)}"
-    return f"the {'first' if objective == 'ttft' else 'last'} token came after {_ms(seconds)}"
+    what = "result" if not sample.tokens else "first token" if objective == "ttft" else "last token"
+    return f"the {what} came after {_ms(seconds)}"
 
 
 def _of(slo: Slo | None, objective: str) -> str:

@@ -230,6 +230,12 @@ def test_a_wait_that_would_not_have_made_the_difference_is_not_blamed() -> None:
             "In time: the first token came after 200 ms of 500 ms, then 30 ms",
         ),
         (record(sample_of(0.1, 0.2, 0.2, 1), Outcome.MET, None), None, "No objectives: the first token came"),
+        (record(sample_of(0.1, 0.2, 0.2, 0), Outcome.MET, None), None, "No objectives: the result came after 200 ms."),
+        (
+            record(sample_of(0.1, 0.7, 0.7, 0), Outcome.MISSED_TTFT),
+            "slow_steps",
+            "Late: the result came after 700 ms; the objective was 500 ms",
+        ),
         (
             record(sample_of(0.1, 0.11, 0.5, why=waited((Cause.STEP, 0.1))), Outcome.MET),
             None,
