@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.pooling import PairFormat
@@ -25,7 +24,7 @@ from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.client import TextHost, TextWorkerPool, WorkerLostError
 from roseinfer.text.worker.memory import trim
-from roseinfer.text.worker.messages import EncodeChat, Job, ListTokens, Result
+from roseinfer.text.worker.messages import EncodeChat, Job, ListTokens, Result, TextFacts
 from roseinfer.text.worker.perform import TextPerformer
 
 SHORT_CHARS = 2**16
@@ -44,20 +43,6 @@ MAX_BULK_S = 8.0
 TRIM_AFTER_S = 1.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TextFacts:
-    """`variables`: those of the chat template that a request may set, None without a template."""
-
-    variables: frozenset[str] | None
-    max_token_bytes: int
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "TextFacts":
-        """Read a tokenizer and compile its chat template in this process, for templates that are trusted."""
-        template = ChatTemplate.from_tokenizer(tokenizer)
-        return cls(None if template is None else template.kwargs, tokenizer.max_token_bytes)
 
 
 class Texts:
@@ -88,14 +73,14 @@ class Texts:
 
     async def start(self) -> None:
         """Try the chat template in a process of its own. Raises `ConfigError` if it cannot be used."""
-        ready = await self._host.start()
-        variables = None if ready.variables is None else frozenset(ready.variables)
-        self._facts = TextFacts(variables, ready.max_token_bytes)
+        self._facts = await self._host.start()
 
     @property
     def facts(self) -> TextFacts:
-        if self._facts is None:
-            self._facts = TextFacts.of(self._tokenizer)
+        if self._facts is None:  # not started: the chat template is trusted, and compiled in this process
+            template = ChatTemplate.from_tokenizer(self._tokenizer)
+            variables = None if template is None else template.kwargs
+            self._facts = TextFacts(variables, self._tokenizer.max_token_bytes)
         return self._facts
 
     async def perform(self, job: Job, chars: int) -> Result:

@@ -31,7 +31,7 @@ from roseinfer.text.worker.messages import (
     Loaded,
     Result,
     Start,
-    TextHostReady,
+    TextFacts,
     TextJobFailed,
     TextJobRefused,
     TextOrder,
@@ -122,7 +122,7 @@ class TextHost:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._started: asyncio.Task[TextHostReady] | None = None
+        self._started: asyncio.Task[TextFacts] | None = None
         self._child: ChildProcess | None = None
         self._owner: socket.socket | None = None  # for descriptors, which the channel does not send
         self._channel = ReplyChannel()
@@ -130,7 +130,7 @@ class TextHost:
         self._obeys = False  # until the template check is over, which may hang
         self._aliases = False
 
-    async def start(self) -> TextHostReady:
+    async def start(self) -> TextFacts:
         """Start the host and return facts about tokenizer and template.
 
         Raises `ConfigError` for a template that cannot be used.
@@ -140,7 +140,7 @@ class TextHost:
             self._started.add_done_callback(_retrieve)
         return await asyncio.shield(self._started)
 
-    async def _start(self) -> TextHostReady:
+    async def _start(self) -> TextFacts:
         self._release()
         self._aliases = self._obeys = False
         boot = await asyncio.to_thread(boot_of, self._tokenizer)
@@ -163,7 +163,7 @@ class TextHost:
         self._obeys = True
         return ready
 
-    async def _until_ready(self) -> TextHostReady:
+    async def _until_ready(self) -> TextFacts:
         try:
             message = await self._receive(MAX_START_S)
         except TimeoutError:
@@ -177,7 +177,7 @@ class TextHost:
                 raise ConfigError(TOO_SLOW) from None
         if isinstance(message, Unusable):
             raise ConfigError(message.reason)
-        assert isinstance(message, TextHostReady), "the last message of a start"
+        assert isinstance(message, TextFacts), "the last message of a start"
         return message
 
     async def _receive(self, timeout_s: float) -> Start:
@@ -278,7 +278,7 @@ class TextHost:
             self._child = None
 
 
-def _retrieve(started: "asyncio.Task[TextHostReady]") -> None:
+def _retrieve(started: "asyncio.Task[TextFacts]") -> None:
     """Retrieve the exception: the caller may have been cancelled."""
     if not started.cancelled():
         started.exception()

@@ -37,7 +37,7 @@ from roseinfer.text.worker.messages import (
     Boot,
     Loaded,
     Start,
-    TextHostReady,
+    TextFacts,
     TextJobFailed,
     TextJobRefused,
     TextOrder,
@@ -179,8 +179,8 @@ def main() -> None:
         except RoseinferError as error:
             _send(owner, Unusable(str(error)))
             return
-        variables = None if template is None else sorted(template.kwargs)
-        _send(owner, TextHostReady(variables, tokenizer.max_token_bytes))
+        variables = None if template is None else template.kwargs
+        _send(owner, TextFacts(variables, tokenizer.max_token_bytes))
         _settle()
         TextHostLoop(owner).serve(tokenizer, template)
 

@@ -20,10 +20,13 @@ class Loaded(msgspec.Struct, tag=True):
     """The tokenizer is loaded. The chat template is compiled next, under limits of its own."""
 
 
-class TextHostReady(msgspec.Struct, tag=True):
-    """`variables`: of the chat template, None without one. `max_token_bytes`: see `Tokenizer`."""
+class TextFacts(msgspec.Struct, tag=True, frozen=True):
+    """Facts from a host that is ready. `max_token_bytes`: see `Tokenizer`.
 
-    variables: list[str] | None
+    `variables`: those of the chat template that a request may set, None without a template.
+    """
+
+    variables: frozenset[str] | None
     max_token_bytes: int
 
 
@@ -33,7 +36,7 @@ class Unusable(msgspec.Struct, tag=True):
     reason: str
 
 
-Start = Loaded | TextHostReady | Unusable
+Start = Loaded | TextFacts | Unusable
 
 
 class EncodeTexts(msgspec.Struct, tag=True):
