@@ -126,7 +126,7 @@ def _fields(record: RequestEntry, job: Job, progress: JobProgress, reason: str) 
         finish, first_s, seat_s = _of_all(job, progress, reason)
     fields: dict[str, Any] = {
         "request": record.request_id,
-        "api": job.api,
+        "api": record.api,
         "choices": record.choices,
         "finish": finish or reason,
         "prompt_tokens": record.prompt_tokens,

@@ -369,7 +369,15 @@ def test_one_log_line_per_request(server: LiveServer, caplog: pytest.LogCaptureF
         server.post("/v1/completions", {"prompt": "hello world", "max_tokens": 3}, headers={"X-Request-Id": "mine"})
         server.until(lambda: server.service.lifecycle.requests == 0)
     [line] = [record.getMessage() for record in caplog.records if record.name.startswith("roseinfer.server")]
-    for part in ("request=mine", "finish=length", "prompt_tokens=3", "output_tokens=3", "queue_ms=250.0", "slo=met"):
+    for part in (
+        "request=mine",
+        "api=completions",
+        "finish=length",
+        "prompt_tokens=3",
+        "output_tokens=3",
+        "queue_ms=250.0",
+        "slo=met",
+    ):
         assert part in line.split()
     assert "ttft_ms=" in line
     assert "hello" not in line
