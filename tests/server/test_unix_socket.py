@@ -71,5 +71,5 @@ def test_the_file_of_a_socket(path: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("host", "0.0.0.0"), ("port", 9000)])
 def test_a_second_address_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"uds cannot be combined with {name}"):
+    with pytest.raises(ConfigError, match=f"--uds cannot be combined with --{name}:"):
         ServerConfig(uds="s", **{name: value})  # type: ignore[arg-type]
