@@ -362,6 +362,7 @@ class MarkedParser:
         while (yield from reader.more()):
             opened, taken = yield from self._mark(closers)
             if opened:
+                reader.keep(held + reader.kept())  # all of it is text if no call follows
                 return True
             if not taken or taken not in closers:
                 yield from self._not_a_mark(held, taken)
