@@ -4,7 +4,7 @@
     python examples/slo_client.py --ttft-ms 200 --tpot-ms 20 "def fibonacci("
 
 The server answers within the objectives, or rejects the request at once: a 429 with the code `slo_unattainable`, the
-first token's predicted time, and a time to retry. This client retries a few times, unless that is no use.
+value that could be met, and a time to retry. This client retries a few times, unless that is no use.
 """
 
 import argparse
@@ -44,8 +44,8 @@ def with_patience(ask: Callable[[], Any], attempts: int, show: Print, sleep: Cal
         except openai.RateLimitError as error:
             if error.code != "slo_unattainable":  # some other limit, such as one per key
                 raise
-            predicted = error.body.get("predicted_ttft_ms") if isinstance(error.body, dict) else None
-            show(f"\nrefused: the first token would take {predicted} ms\n")
+            reason = error.body.get("message") if isinstance(error.body, dict) else error.message
+            show(f"\nrejected: {reason}\n")
             headers = error.response.headers
             if headers.get("x-should-retry") == "false" or attempt == attempts:
                 raise  # even an idle server could not do it, or there were enough attempts
@@ -56,14 +56,14 @@ def with_patience(ask: Callable[[], Any], attempts: int, show: Print, sleep: Cal
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", default="def fibonacci(")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--ttft-ms", type=float, default=200.0)
     parser.add_argument("--tpot-ms", type=float, default=20.0)
     parser.add_argument("--attempts", type=int, default=3)
     args = parser.parse_args(argv)
     # By default the package retries silently.
-    client = openai.OpenAI(base_url=args.url, api_key=args.api_key, max_retries=0)
+    client = openai.OpenAI(base_url=args.base_url, api_key=args.api_key, max_retries=0)
     model = client.models.list().data[0].id
     slo = {"ttft_ms": args.ttft_ms, "tpot_ms": args.tpot_ms}
 
@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         report = with_patience(
             lambda: complete(client, model, args.prompt, slo, show), max(1, args.attempts), show, time.sleep
         )
-    except openai.RateLimitError as error:
-        print(f"gave up: {error.message}")
+    except openai.RateLimitError:
+        print("gave up")
         return 1
     if report is None:
         print("\n(the server reports no objectives)")
