@@ -144,7 +144,7 @@ def build(cost: str | None, **options: object):
     ("options", "message"),
     [
         ({"cost": None}, "cost is required with device=priced"),
-        ({"cost": "nowhere.json"}, "cannot read the cost model nowhere.json"),
+        ({"cost": "nowhere.json"}, "cannot read the cost model 'nowhere.json': No such file or directory$"),
         ({"slow": "1,2"}, "slow: got 2 factors for one engine"),
         ({"slow": "1,x"}, "slow must be positive numbers with commas between them"),
         ({"slow": "0"}, "slow must be positive"),

@@ -61,7 +61,8 @@ def read_cost(path: str) -> CostParams:
     try:
         found = read_json(Path(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the cost model {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the cost model {path!r}: {reason}") from error
     cost = found.get("cost") if isinstance(found, dict) else None
     if not isinstance(cost, dict):
         raise ConfigError(f"{path} is not a cost model: 'cost' is missing")
