@@ -43,7 +43,8 @@ def run(args: Namespace) -> int:
     spent_s = perf_counter() - start
     trained.predictor.save(config.out)
     width = trained.predictor.settings.width
-    print(f"{trained.train_rows} of {len(rows)} rows used, trained in {spent_s:.1f} s, best epoch {trained.best_epoch}")
+    shares = f"trained on {trained.train_rows} of {len(rows)} rows; the others chose the epoch and judge the result"
+    print(f"{shares} ({spent_s:.1f} s, epoch {trained.best_epoch})")
     print(f"100 buckets of {width} tokens; results on held-out rows:")
     figures = {readout: asdict(found) for readout, found in trained.figures.items()}
     print(table([{"readout": readout, **found} for readout, found in figures.items()]))
