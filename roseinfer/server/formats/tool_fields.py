@@ -70,7 +70,8 @@ class ToolUse:
 def check_template(variables: frozenset[str]) -> None:
     """Raise `ApiError` 400 unless the chat template reads `tools`. `variables`: those it reads."""
     if "tools" not in variables:
-        raise bad_request("The model's chat template does not take tools", "tools", "unsupported_field")
+        message = "The model's chat template does not take tools: start the server with one that does (--chat-template)"
+        raise bad_request(message, "tools", "unsupported_field")
 
 
 def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
