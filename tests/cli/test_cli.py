@@ -164,6 +164,7 @@ def test_who_is_close_is_told_what_there_is(argv, said, capsys):
         (["simulate", "--noise", "1e308"], "--noise must be within [0, 1e+12], got 1e+308"),
         (["simulate", "--workload", "gamma", "--cv", "1e-300"], "--cv must be within [0.001, 1000], got 1e-300"),
         (["simulate", "--slowdown", "1e-308"], "--slowdown must be within [1e-06, 1e+06], got 1e-308"),
+        (["simulate", "--policies", "fifo"], "--rates is required: requests per second, such as 5,10,20"),
         (["simulate", "--json", "/no/x.json"], "--json: cannot write '/no/x.json'"),
         (["simulate", "--rates", "1", "--plot", "/no/x.png"], "--plot: cannot write '/no/x.png'"),
         (["train-predictor", "--data", "x", "--out", "/no/x"], "--out: cannot write '/no/x'"),

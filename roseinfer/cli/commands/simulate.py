@@ -208,7 +208,7 @@ def _loads(scenario: Any, options: SweepConfig) -> list[Any]:
         return []
     rates = scenario.rates if traced else options.rate_list or scenario.rates
     if not rates:
-        raise ConfigError("rates is required")
+        raise ConfigError("rates is required: requests per second, such as 5,10,20 (in a workload file: rate)")
     return [scenario.at_rate(rate) for rate in rates]
 
 
