@@ -112,7 +112,8 @@ class InflightLimit:
     def check(self) -> None:
         """Raise `TooManyInflightError` if one more request exceeds the limit."""
         if self.limit is not None and self.total() >= self.limit:
-            raise TooManyInflightError(f"{self.total()} requests are in the engine, its limit")
+            limit = f"--max-inflight-requests {self.limit}"
+            raise TooManyInflightError(f"The server is at its limit of requests in the engine ({limit})")
 
 
 class LiveRequests:

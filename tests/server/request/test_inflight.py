@@ -8,7 +8,7 @@ from tests.server.live import LiveServer
 
 
 def test_over_the_limit_a_request_gets_429_and_when_to_come_back(server: LiveServer, client: openai.OpenAI) -> None:
-    server.engine.refuse = TooManyInflightError("3 requests are in the engine, its limit")
+    server.engine.refuse = TooManyInflightError("The server is at its limit (3)")
 
     def counted() -> tuple[float, float]:
         rejections = server.metric("vllm:admission_rejections_total", reason="max_inflight_requests")
