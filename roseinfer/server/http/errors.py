@@ -199,7 +199,7 @@ def too_many_values(limit: int, what: str) -> ApiError:
 
 
 def body_too_large(limit: int) -> ApiError:
-    message = f"The request body is larger than {limit} bytes"
+    message = f"The request body is larger than {limit} bytes (--max-body-bytes)"
     return ApiError(413, message, code="request_too_large", closes=True)
 
 

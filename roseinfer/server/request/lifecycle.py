@@ -174,7 +174,8 @@ class Lifecycle:
         prompts = self.room.all_prompts()
         if prompts >= self._max_prompts:
             wait_s = self.retry_after_s(prompts - self._max_prompts + 1)
-            return unavailable("queue_full", f"The server is at its limit of prompts ({prompts})", wait_s)
+            limit = f"--max-num-queued-reqs {self._max_prompts}"
+            return unavailable("queue_full", f"The server is at its limit of prompts ({limit})", wait_s)
         return None
 
     def retry_after_s(self, prompts: int) -> float:

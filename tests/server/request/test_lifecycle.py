@@ -47,6 +47,8 @@ def test_room_is_counted_in_prompts() -> None:
         with Ticket(lifecycle):
             assert (lifecycle.requests, lifecycle.room.prompts) == (2, 4)
             assert code(lifecycle) == "queue_full"
+            refusal = lifecycle.refusal()
+            assert refusal is not None and "limit of prompts (--max-num-queued-reqs 4)" in refusal.message
         assert code(lifecycle) is None
     with pytest.raises(ZeroDivisionError), Ticket(lifecycle):
         raise ZeroDivisionError
