@@ -63,9 +63,7 @@ def read_prompt(prompt: Any) -> PromptInput:
         return PromptInput(prompt, None)
     if isinstance(prompt, Mapping):
         return _read_dictionary(prompt)
-    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got {kind_of(prompt)}", "prompt")
-    return PromptInput(None, _as_ids(prompt))
+    return PromptInput(None, _as_ids(prompt, "prompt", f"a prompt must be {_EXPECTED}"))
 
 
 def as_conversations(messages: Any) -> list[list[dict[str, Any]]]:
@@ -125,20 +123,20 @@ def _read_dictionary(prompt: Mapping[str, Any]) -> PromptInput:
     for name, value in (("prompt", text), ("cache_salt", salt)):
         if value is not None and not isinstance(value, str):
             raise InvalidRequestError(f"{name} must be text, got {kind_of(value)}", name)
-    if ids is not None and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
-        raise InvalidRequestError(
-            f"prompt_token_ids must be a list of integers, got {kind_of(ids)}", "prompt_token_ids"
-        )
-    return PromptInput(text, None if ids is None else _as_ids(ids), salt or "")
+    if ids is not None:
+        ids = _as_ids(ids, "prompt_token_ids", "prompt_token_ids must be a list of integers")
+    return PromptInput(text, ids, salt or "")
 
 
-def _as_ids(prompt: Iterable[Any]) -> list[int]:
-    ids = list(prompt)
+def _as_ids(given: Any, name: str, expected: str) -> list[int]:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"{expected}; got {kind_of(given)}", name)
+    ids = list(given)
     try:
         return list(map(operator.index, ids))
     except TypeError:
         wrong = next((kind_of(one) for one in ids if not hasattr(one, "__index__")), kind_of(ids[0]))
-        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got a list with {wrong}", "prompt") from None
+        raise InvalidRequestError(f"{expected}; got a list with {wrong}", name) from None
 
 
 def as_keywords(given: Any, name: str) -> dict[str, Any]:
