@@ -122,13 +122,17 @@ def check_client() -> None:
         raise ConfigError(f"the client needs aiohttp: {install_command('bench')}") from error
 
 
+class _NotReadyError(ConfigError):
+    """Failure that may be over when the server has started."""
+
+
 def first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None = None, wait_s: float = 0.0) -> str:
-    """Return the first model that the server lists. Raise `ConfigError` if it lists none for `wait_s`."""
+    """Return the first model that the server lists. Raise `ConfigError` if it is not ready for `wait_s`."""
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
             return _first_model(config, headers)
-        except ConfigError:
+        except _NotReadyError:
             if time.monotonic() + READY_RETRY_S > deadline_s:
                 raise
         time.sleep(READY_RETRY_S)
@@ -141,11 +145,12 @@ def _first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None) -> s
         with urllib.request.urlopen(request, timeout=LIST_TIMEOUT_S) as response:
             return str(json.load(response)["data"][0]["id"])
     except urllib.error.HTTPError as error:
-        raise ConfigError(f"url: {config.url!r} answered {error.code}: {_error_message(error)}") from error
-    except (OSError, ValueError, LookupError, urllib.error.URLError) as error:
-        raise ConfigError(
-            f"url: cannot list the models of {config.url!r} ({error}); is it the address of a server?"
-        ) from error
+        kind = _NotReadyError if error.code >= 500 else ConfigError
+        raise kind(f"url: {config.url!r} answered {error.code}: {_error_message(error)}") from error
+    except (OSError, ValueError, LookupError) as error:
+        kind = _NotReadyError if isinstance(error, OSError) else ConfigError
+        message = f"url: cannot list the models of {config.url!r} ({error}); is it the address of a server?"
+        raise kind(message) from error
 
 
 def _error_message(error: urllib.error.HTTPError) -> str:

@@ -18,21 +18,22 @@ REFUSAL = {
 }
 
 
-LOADING = {"error": {"message": "The model is still loading", "type": "overloaded_error", "code": "loading"}}
+LOADING = (503, {"error": {"message": "The model is still loading", "type": "overloaded_error", "code": "loading"}})
+WRONG_KEY = (401, {"error": {"message": "Incorrect API key", "code": "invalid_api_key"}})
 
 
 class StubHandler(BaseHTTPRequestHandler):
-    """Answers as the request's content demands, and records requests. `loading`: one entry for each of the first
-    requests for models, which it does not answer yet.
+    """Answers as the request's content demands, and records requests. `failures`: statuses and bodies of the first
+    answers to requests for models.
     """
 
     asked: list[tuple[dict[str, Any], dict[str, str]]]
-    loading: list[None]
+    failures: list[tuple[int, dict[str, Any]]]
 
     def do_GET(self) -> None:
-        if self.loading:
-            self.loading.pop()
-            self._answer(503, json.dumps(LOADING).encode())
+        if self.failures:
+            status, body = self.failures.pop()
+            self._answer(status, json.dumps(body).encode())
         else:
             self._answer(200, b'{"data": [{"id": "m"}]}')
 
@@ -69,9 +70,9 @@ class Stub(ThreadingHTTPServer):
 
 
 @contextmanager
-def stub(loading: int = 0) -> Iterator[tuple[str, list[tuple[dict[str, Any], dict[str, str]]]]]:
+def stub(*failures: tuple[int, dict[str, Any]]) -> Iterator[tuple[str, list[tuple[dict[str, Any], dict[str, str]]]]]:
     asked: list[tuple[dict[str, Any], dict[str, str]]] = []
-    shared = {"asked": asked, "loading": [None] * loading}
+    shared = {"asked": asked, "failures": list(failures)}
     with Stub(("127.0.0.1", 0), type("Handler", (StubHandler,), shared)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -11,7 +11,7 @@ from roseinfer.cli import main as cli
 from roseinfer.cli.commands.bench_serve import completed
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from tests.bench.slo_stub import stub
+from tests.bench.slo_stub import LOADING, WRONG_KEY, stub
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level
 
@@ -96,16 +96,23 @@ FIXED = ["--num", "2", "--in-len", "3", "--out-len", "4", "--procs", "1", "--voc
 
 
 def test_a_server_that_loads_is_named_by_its_own_words(capsys):
-    with stub(loading=99) as (url, _):
+    with stub(LOADING) as (url, _):
         assert cli.main(["bench", "serve", "--url", url, *FIXED]) == 2
     assert f"--url: '{url}' answered 503: The model is still loading" in capsys.readouterr().err
 
 
 def test_the_ready_check_waits_for_a_server_that_loads(monkeypatch, capsys):
     monkeypatch.setattr("roseinfer.bench.open_loop.READY_RETRY_S", 0.01)
-    with stub(loading=3) as (url, asked):
+    with stub(*[LOADING] * 3) as (url, asked):
         assert cli.main(["bench", "serve", "--url", url, "--ready-check-timeout-sec", "30", *FIXED]) == 0
     assert len(asked) == 1 + 2, "one request to see whether the server is ready, and the load"
+
+
+def test_the_ready_check_does_not_wait_after_a_wrong_key(monkeypatch, capsys):
+    monkeypatch.setattr("roseinfer.bench.open_loop.READY_RETRY_S", 0.01)
+    with stub(WRONG_KEY) as (url, asked):
+        assert cli.main(["bench", "serve", "--url", url, "--ready-check-timeout-sec", "30", *FIXED]) == 2
+    assert not asked and f"--url: '{url}' answered 401: Incorrect API key" in capsys.readouterr().err
 
 
 def test_a_server_without_a_tokenizer(capsys):
