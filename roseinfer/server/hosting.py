@@ -181,7 +181,7 @@ def listen(config: ServerConfig) -> socket.socket:
             hint = "; stop the other server, or choose another --uds" if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(f"uds: cannot listen on {config.uds!r}: {error.strerror or error}{hint}") from error
     if config.host not in LOOPBACK and not config.api_key:
-        log.warning("%s is reachable from other machines and has no API key", config.host)
+        log.warning("%s is reachable from other machines, and no API key is set (--api-key)", config.host)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         listener = socket.create_server((config.host, config.port), family=family, backlog=MAX_BACKLOG)
