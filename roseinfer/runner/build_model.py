@@ -53,7 +53,7 @@ class LoadedModel:
 def load_for_runner(
     config: EngineConfig, folder: Path, group: LiveGroup, on_read: Callable[[AdapterRead], None] | None = None
 ) -> LoadedModel:
-    """Load the model in `folder`. Arguments and errors as of `build_runner`; what can be checked first is."""
+    """Load the model in `folder`, after all checks that need no weights. Arguments and errors as of `build_runner`."""
     device = rank_device(config, group.rank, group.size)
     spec = read_model_spec(folder, config.model.max_model_len)
     pooling = read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)

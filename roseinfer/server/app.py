@@ -287,7 +287,9 @@ def _wrong_method(allowed: list[str]) -> ApiError:
 
 
 def _no_such_path(app: FastAPI, scope: Scope) -> ApiError:
-    """Return the error for an unknown path, with a hint if a slash or `/v1` is missing or too many, or for Ollama's."""
+    """Return the error for an unknown path. It suggests a known one that differs in slashes or `/v1`, or replaces one
+    of Ollama's.
+    """
     path = scope["path"]
     plain = "/" + "/".join(filter(None, path.split("/")))
     tried = (OLLAMA_PATHS.get(plain, plain), plain.removeprefix("/v1"), f"/v1{plain}")

@@ -172,7 +172,7 @@ class EngineMetrics:
             self._output_tokens.observe(sample.tokens)
             self._preemptions.observe(sample.preemptions)
             for cause, seconds in sample.why.waited if sample.why is not None else ():
-                # Of a resumed request the time on another engine is no wait: it ran there.
+                # A resumed request ran on its earlier engine, so that time was no wait.
                 if cause is not Cause.ENGINE or run.route is None or not run.route.resumes:
                     self._waited.labels(*self._values, cause).inc(seconds)
             if finish in COMPLETE:

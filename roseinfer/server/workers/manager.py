@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 async def serve_with_workers(models: Sequence[ServedModelConfig], workers: int) -> None:
-    """Serve as `run.serve_models` does, with so many processes that answer requests.
+    """Serve as `run.serve_models` does, with `workers` processes that answer requests.
 
     Raises what `run.serve_models` raises, and `WorkersDiedError` if they cannot be kept alive.
     """

@@ -296,7 +296,7 @@ class MarkedParser:
             self.failures += self._sure or self._open
             back = self.reader.kept()
         except CallCutOff:
-            # What follows a mark or a call is a call that was cut off before its name, and no text.
+            # After a mark or a call, this is no text: it is a call that was cut off before its name.
             back = "" if self._opened or self._index >= 0 else self.reader.kept()
         finally:
             self._calling = False

@@ -144,7 +144,7 @@ class TpotBatch(Generic[T]):
         self._reads = reads
         self._tracks: dict[str, T] = {}
         self._smallest_s = inf
-        self._tightest = 0  # requests that need this pace
+        self._tightest = 0  # requests with that pace
         self._tokens_per_s = self._context_per_s = 0.0
         self._is_summed = True
 

@@ -103,7 +103,7 @@ class StepAdmission:
         return Forecast(self._now_s - track.request.arrival_s + self._wait_s(candidate), pace_s)
 
     def _wait_s(self, candidate: WaitingCandidate) -> float:
-        """Return the seconds from now until its first token if it starts now."""
+        """Return the seconds from now until the first token of a candidate that starts now."""
         seconds = (candidate.ahead_s + candidate.own_s) / self.machine.prefill_time(1.0)
         return self._view.load_s(candidate.track.request) + seconds + self._state.params.step_s
 
