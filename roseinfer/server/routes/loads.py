@@ -20,7 +20,7 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
-from roseinfer.server.routes.query import MODEL_PARAMETER, parameter
+from roseinfer.server.routes.query import MODEL_PARAMETER, integer, parameter
 
 _SECTIONS = ("core", "all")
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -80,12 +80,6 @@ def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, str]:
     return asked
 
 
-def _number(name: str, text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
-        raise bad_request(f"{name} must be an integer within [{least}, {most}], got {text[:20]!r}", name)
-    return int(text)
-
-
 # --- loads --------------------------------------------------------------------------------------------------------
 def _chosen(engines: list[int], asked: Mapping[str, str]) -> list[int]:
     """Return the numbers of the engines that the query asks for. Raises `ApiError` 400."""
@@ -96,7 +90,7 @@ def _chosen(engines: list[int], asked: Mapping[str, str]) -> list[int]:
         raise bad_request("format must be json: GET /metrics has the others", "format", "unsupported_field")
     if "dp_rank" not in asked:
         return engines
-    return [_number("dp_rank", asked["dp_rank"], 0, max(engines, default=0))]
+    return [integer("dp_rank", asked["dp_rank"], 0, max(engines, default=0))]
 
 
 def _load(report: EngineReport, info: EngineInfo, model: str | None) -> dict[str, Any]:
@@ -126,7 +120,7 @@ def _load(report: EngineReport, info: EngineInfo, model: str | None) -> dict[str
 
 # --- promise ------------------------------------------------------------------------------------------------------
 def _count(asked: Mapping[str, str], name: str, most: int) -> int | None:
-    return _number(name, asked[name], 1, most) if name in asked else None
+    return integer(name, asked[name], 1, most) if name in asked else None
 
 
 def _seconds(asked: Mapping[str, str], name: str) -> float | None:

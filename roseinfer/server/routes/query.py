@@ -29,10 +29,13 @@ def one_of(name: str, text: str | None, known: tuple[str, ...]) -> str | None:
     return text
 
 
+def integer(name: str, text: str, least: int, most: int) -> int:
+    """Return the value of a parameter. Raises `ApiError` 400 for what is no integer within the bounds."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+        raise bad_request(f"{name} must be an integer within [{least}, {most}], got {text[:20]!r}", name)
+    return int(text)
+
+
 def limit_of(text: str | None, default: int, most: int) -> int:
     """Return the length of a page. Raises `ApiError` 400 that names `limit`."""
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most):
-        raise bad_request(f"limit must be within [1, {most}], got {text[:20]!r}", "limit")
-    return int(text)
+    return default if text is None else integer("limit", text, 1, most)
