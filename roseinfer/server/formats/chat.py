@@ -37,7 +37,7 @@ _UNSUPPORTED_IN_MESSAGES = ("function_call", "audio", "images")
 # Empty fields of answers that clients send back.
 _EMPTY_VALUES: tuple[Any, ...] = (None, [], {})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
-CHAT = AnswerKind("chat.completion", "chatcmpl", "messages")
+CHAT = AnswerKind("chat", "chatcmpl", "messages")
 
 
 async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
@@ -117,7 +117,7 @@ async def predicted_ids(backend: Backend, prediction: PredictedOutput) -> tuple[
 class ChatWriter:
     """Writer of choices as messages. See `answers.Writer`."""
 
-    whole_object = CHAT.api
+    whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     plain = (b'{"index":%d,"delta":{"content":', b'},"finish_reason":null}]}\n\n')
 

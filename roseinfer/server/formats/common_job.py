@@ -12,7 +12,7 @@ from roseinfer.server.request.job import Job
 
 
 class AnswerKind(NamedTuple):
-    """Kind of answer. `api`: its name, for logs; `id_prefix`: start of its id.
+    """Kind of answer. `api`: name of its API, for records; `id_prefix`: start of its id.
 
     `prompt`: the request's field of what the model reads, for errors.
     """

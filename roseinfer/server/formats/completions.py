@@ -29,7 +29,7 @@ from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.tokenizer import Tokenizer
 
-COMPLETION = AnswerKind("text_completion", "cmpl", "prompt")
+COMPLETION = AnswerKind("completions", "cmpl", "prompt")
 
 
 class CompletionFormat:
@@ -67,7 +67,7 @@ class CompletionFormat:
 class CompletionWriter:
     """Writer of choices as texts, after the prompt's with `echo`. See `answers.Writer`."""
 
-    whole_object = chunk_object = COMPLETION.api
+    whole_object = chunk_object = "text_completion"
     plain = (b'{"index":%d,"text":', b',"logprobs":null,"finish_reason":null}]}\n\n')
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ from roseinfer.server.request.service import Backend
 async def translated_job(
     call: RequestContext, chat: ChatRequest, names: FieldNames, api: str, id_prefix: str, ignored: list[str]
 ) -> Job:
-    """Return the job of a translated chat. `api`: kind of answer, for logs; `ignored`: further ignored fields.
+    """Return the job of a translated chat. `api`: its name, for records; `ignored`: further ignored fields.
 
     Raises `ApiError` 400 or 404.
     """

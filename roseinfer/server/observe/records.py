@@ -30,13 +30,6 @@ from roseinfer.server.request.job import (
 
 # Requests rejected before their body was read have a list of their own: a full server rejects thousands of them.
 MAX_ENDED_RECORDS, MAX_REJECTED_RECORDS = 1024, 128
-API_NAMES = {
-    "text_completion": "completions",
-    "chat.completion": "chat",
-    "response": "responses",
-    "message": "messages",
-    "embedding": "embeddings",
-}
 
 
 class SampleSummary(NamedTuple):
@@ -212,7 +205,7 @@ def _record(number: int, live: _Live, now_s: float, end: RequestEnd) -> RequestE
         live=not number,
         id=job.id,
         request_id=job.request_id,
-        api=API_NAMES.get(job.api, job.api),
+        api=job.api,
         model=job.model,
         stream=job.stream is not None,
         created_s=live.created_s,

@@ -35,7 +35,7 @@ class StreamChoices:
 class Job:
     """A validated request with `prompts` x `n` choices; choice i is sample i % n of prompt i // n.
 
-    `api`: kind of answer, for logs; `id`: the answer's id; `created`: Unix seconds.
+    `api`: its name, for records; `id`: the answer's id; `created`: Unix seconds.
     `logprobs`, `prompt_logprobs`: number of alternatives, None = off. `stream`: None for a whole answer.
     `first_token_by_s`: the request times out if it has no token by then; same clock as `arrival_s`.
     `report_slo`, `report_why`: add objectives and their explanation to `usage`.

@@ -125,6 +125,7 @@ def test_a_request_leaves_a_span_with_what_was_asked_and_came_of_it(traced: Trac
         "gen_ai.request.choice.count": 1,
         "gen_ai.response.id": answer.json()["id"],
         "gen_ai.response.model": "fake",
+        "roseinfer.api": "completions",
         "gen_ai.response.finish_reasons": (answer.json()["choices"][0]["finish_reason"],),
         "gen_ai.usage.input_tokens": answer.json()["usage"]["prompt_tokens"],
         "gen_ai.usage.output_tokens": answer.json()["usage"]["completion_tokens"],

@@ -45,7 +45,7 @@ def chunks(said: str, end: FinishReason = FinishReason.STOP, **params: Any) -> l
 def job_of(stream: StreamChoices | None = None, **fields: Any) -> Job:
     prompt = Prompt(ids=[1, 2, 3], params=SequenceParams())
     head = {
-        "api": "chat.completion",
+        "api": "chat",
         "id": "chatcmpl-1",
         "request_id": "1",
         "model": "m",

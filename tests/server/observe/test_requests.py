@@ -263,7 +263,7 @@ def test_unread_rejections_do_not_displace_served_requests() -> None:
     error = ApiError(503, "full", code="queue_full")
     records.rejected_unread(UnreadRequest("early", "/v1/responses", "m"), 0.0, error)
     for id in ("one", "two", "three"):
-        job = Job(api="message", id=id, request_id=id, model="m", created=0, arrival_s=clock.now(), prompts=(PROMPT,))
+        job = Job(api="messages", id=id, request_id=id, model="m", created=0, arrival_s=clock.now(), prompts=(PROMPT,))
         progress = JobProgress([PromptRun(3, 5, clock.now(), [SampleRecord()])])
         records.started(job, progress, {"status": 0}, clock.now())
         wall.advance(1)
@@ -281,7 +281,7 @@ def test_unread_rejections_do_not_displace_served_requests() -> None:
 def test_order_of_records_ignores_jumps_of_the_wall_clock() -> None:
     wall = ManualClock(1e9)
     records = RequestRecords(2, wall.now)
-    job = Job(api="message", id="last", request_id="last", model="m", created=0, arrival_s=5.0, prompts=(PROMPT,))
+    job = Job(api="messages", id="last", request_id="last", model="m", created=0, arrival_s=5.0, prompts=(PROMPT,))
     progress = JobProgress([PromptRun(3, 5, 5.0, [SampleRecord()])])
     records.started(job, progress, {"status": 0}, 5.0)
     wall.advance(3600)

@@ -365,7 +365,7 @@ def streamed(
 ) -> StreamAnswer:
     prompt = Prompt(ids=[1], params=SequenceParams())
     fields: dict[str, Any] = {
-        "api": "text_completion",
+        "api": "completions",
         "id": "cmpl-r",
         "request_id": "r",
         "model": "m",

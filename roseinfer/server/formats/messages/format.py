@@ -26,7 +26,7 @@ class MessagesFormat:
 
     async def make_job(self, call: RequestContext, request: MessagesRequest) -> Job:
         chat = MessagesTranslation(request)
-        job = await translated_job(call, chat.chat, field_names(request), "message", "msg", chat.warnings)
+        job = await translated_job(call, chat.chat, field_names(request), "messages", "msg", chat.warnings)
         edited = (request.model_extra or {}).get("context_management") is not None
         return replace(job, about=_NO_EDITS) if edited else job
 

@@ -19,7 +19,7 @@ from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import InputName, Truncation
 from roseinfer.server.request.job import Job, Usage
 
-_EMBEDDING = AnswerKind("embedding", "embd", "texts")
+_EMBEDDING = AnswerKind("embeddings", "embd", "texts")
 # Prompts of sentence-transformers for Cohere's kinds of input; others have the same name.
 _PROMPTS = {"search_query": "query", "search_document": "document"}
 _ENCODINGS: dict[str, Callable[[bytes], bytes]] = {"float": as_numbers, "base64": as_base64}

@@ -14,7 +14,7 @@ from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import InputName
 from roseinfer.server.request.job import Job
 
-_EMBEDDING = AnswerKind("embedding", "embd", "input")
+_EMBEDDING = AnswerKind("embeddings", "embd", "input")
 
 
 class EmbeddingFormat(PoolingFormat):

@@ -35,7 +35,7 @@ class ResponsesFormat:
         request = whole.request
         chat = ResponsesTranslation(request)
         warnings = chat.warnings + history.warnings(request)
-        job = await translated_job(call, chat.chat, FIELD_NAMES, "response", "resp", warnings)
+        job = await translated_job(call, chat.chat, FIELD_NAMES, "responses", "resp", warnings)
         keeper = history.keeper(whole, call.headers)
         about = _about(request, job) | {"store": keeper is not None}
         return replace(job, about=about, call_names=chat.call_names, store_answer=keeper)
