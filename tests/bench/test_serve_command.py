@@ -157,6 +157,8 @@ def test_what_follows_from_what_was_given(given, expected, monkeypatch):
     [
         ({"host": "a", "url": "b"}, "either --url, or --host"),
         ({"dataset_name": "random", "cycle": "1"}, "cycle requires dataset_name ids"),
+        ({"dataset_name": "random", "cycle": "1", "vocab": 9}, "cycle requires dataset_name ids"),
+        ({"dataset_name": "random", "vocab": 9, "cycle": "1"}, "vocab requires dataset_name ids"),
         ({"dataset_name": "sharegpt", "in_len": 1}, "in_len requires"),
         ({"dataset_name": "timed_trace", "out_len": 1}, "out_len"),
         ({"max_concurrency": 3, "procs": 2}, "procs must be 1"),

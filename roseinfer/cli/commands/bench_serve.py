@@ -130,10 +130,10 @@ def _set_url(given: dict[str, Any]) -> None:
 
 def _translate_lengths(given: dict[str, Any]) -> None:
     """Translate the general names of lengths to those of the dataset."""
-    for name in TOKEN_ID_OPTIONS & given.keys() - {"workload"}:
-        if name not in ("in_len", "out_len"):
-            raise ConfigError(f"{name} requires dataset_name ids, not {given['dataset_name']}")
     dataset = given["dataset_name"]
+    for name in given:
+        if name in TOKEN_ID_OPTIONS - {"workload", "in_len", "out_len"}:
+            raise ConfigError(f"{name} requires dataset_name ids, not {dataset}")
     if "in_len" in given:
         if dataset != "random":
             raise ConfigError(f"in_len requires dataset_name ids or random, not {dataset}")

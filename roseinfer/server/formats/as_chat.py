@@ -65,8 +65,9 @@ def chat_request(request: ModelField, translated: dict[str, Any], names: FieldNa
     common = {name: getattr(request, name, None) for name in OneAnswerRequest.model_fields}
     extras = supported(unknown_fields(request), names.unsupported)
     extras = {name: value for name, value in extras.items() if names.is_ignored(name, value)}
-    for name in extras.keys() & (ChatRequest.model_fields.keys() - OneAnswerRequest.model_fields.keys()):
-        raise unsupported_error(name, "it is a field of /v1/chat/completions")
+    for name in extras:
+        if name in ChatRequest.model_fields and name not in OneAnswerRequest.model_fields:
+            raise unsupported_error(name, "it is a field of /v1/chat/completions")
     given = {name: value for name, value in (common | translated).items() if value is not None}
     with names.errors():
         return parse(ChatRequest, extras | given)

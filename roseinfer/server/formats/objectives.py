@@ -70,8 +70,9 @@ def objectives(
     name = _class_name(request, classes, model, key)
     chosen = classes.classes.get(name)
     # Naming another class must not lift what the class of the key or model forbids.
-    for holder in {name, default_class(classes, model, key)} & classes.classes.keys():
-        _check_allowed(request, given, holder, classes.classes[holder])
+    for holder in (name, default_class(classes, model, key)):
+        if holder in classes.classes:
+            _check_allowed(request, given, holder, classes.classes[holder])
     timeout_s, ttl_s = _timeout_s(request, given, chosen), _ttl_s(given)
     meta = RequestMeta(
         arrival_s=arrival_s,

@@ -68,7 +68,7 @@ STRICT = parse_slo_classes(
             "free": {"ttft_ms": 900},
             "named": {"ttft_ms": 700, "allow_hints": False},
         },
-        "models": {"m": "paid"},
+        "models": {"m": "paid", "n": "named"},
     }
 )
 SAID = [
@@ -93,6 +93,12 @@ def test_a_named_class_forbids_too_and_says_which() -> None:
         read({"pred_output_len": 8, "slo": {"class": "named"}}, classes=STRICT, model="other")
     assert raised.value.code == "unsupported_field"
     assert read({"pred_output_len": 8, "slo": {"class": "free"}}, classes=STRICT, model="other").meta.predicted_len == 8
+
+
+@pytest.mark.parametrize(("model", "named"), [("m", "named"), ("n", "paid")])
+def test_of_two_classes_that_forbid_a_field_the_requested_one_is_named(model: str, named: str) -> None:
+    with pytest.raises(ApiError, match=f"pred_output_len is not allowed in class {named}"):
+        read({"pred_output_len": 8, "slo": {"class": named}}, classes=STRICT, model=model)
 
 
 def test_the_priority_of_the_class_itself_may_be_said() -> None:

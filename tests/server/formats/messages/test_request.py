@@ -235,6 +235,11 @@ def test_what_is_ignored_within_fields_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("names", [("n", "prediction", "logprobs"), ("logprobs", "prediction", "n")])
+def test_of_several_fields_of_chats_the_first_is_named(names: tuple[str, ...]) -> None:
+    assert refused(**dict.fromkeys(names, 1)).param == names[0]
+
+
 def test_tools_of_anthropics_own_are_left_out() -> None:
     search = {"type": "web_search_20260209", "name": "web_search", "max_uses": 8}
     found = translated(tools=[search, TOOL | {"defer_loading": True, "allowed_callers": ["direct", "x"]}])
