@@ -38,8 +38,11 @@ def warm_up_graphs(assembly: Assembly, shape: Shape) -> None:
         rehearse(assembly.runner, assembly.seats, shape.all_blocks, pair, (params,))
 
 
-def rehearse_whole(assembly: Assembly, shape: Shape, lengths: Sequence[int], adapter_slot: int = -1) -> None:
-    """Rehearse prompts of these lengths with all that their rows may ask for: every position, or drafts."""
+def rehearse_whole(assembly: Assembly, shape: Shape, lengths: Sequence[int], adapter_slot: int) -> None:
+    """Rehearse prompts of these lengths with all that their rows may ask for: every position, or drafts.
+
+    adapter_slot: of all rows, -1 for none.
+    """
     limits, pooling = shape.limits, shape.pooling
     drafts = min(limits.max_drafts, limits.max_tokens - len(lengths))
     if assembly.seats.device.type == "cpu":
