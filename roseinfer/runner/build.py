@@ -18,6 +18,7 @@ from roseinfer.runner.assembly import Shape, assemble, pooling_head
 from roseinfer.runner.build_adapters import check_no_adapters
 from roseinfer.runner.build_cache import (
     CacheSizes,
+    block_bytes,
     compile_kernels,
     context_reads,
     shape_of,
@@ -141,7 +142,7 @@ def _facts(
         load_s=copies.load_s,
         store_s=copies.store_s,
         experts=None if spec.experts is None else ExpertChoice(spec.experts.count, spec.experts.top_k),
-        block_bytes=sizes.block_bytes * ranks,
+        block_bytes=block_bytes(loaded, sizes.groups) * ranks,
         pooling=None if pooling is None else pooling.info(pooling_head(model, pooling).width),
         windows=tuple(map(WindowPool, sizes.groups.windows, sizes.blocks[1:])),
         states=StatePool(sizes.num_slots, state_bytes(loaded)) if sizes.num_slots else None,

@@ -37,16 +37,15 @@ GRAPH_BYTES, DRAFTED_GRAPH_BYTES = 512 << 20, 160 << 20
 class CacheSizes:
     """Sizes of the pools of one process's cache, and the context length that they allow.
 
-    blocks: of each of `groups`. block_bytes: of a block of the first one. Slots are for recurrent states.
+    blocks: of each of `groups`. Slots are for recurrent states.
     """
 
     groups: KVGroups
     blocks: tuple[int, ...]
     num_slots: int
-    num_host_blocks: int
-    num_host_slots: int
-    block_bytes: int
     max_model_len: int
+    num_host_blocks: int = 0
+    num_host_slots: int = 0
 
 
 def size_cache(loaded: LoadedModel, group: LiveGroup) -> CacheSizes:
@@ -70,10 +69,9 @@ def size_cache(loaded: LoadedModel, group: LiveGroup) -> CacheSizes:
         groups=groups,
         blocks=blocks,
         num_slots=num_slots,
+        max_model_len=max_model_len,
         num_host_blocks=host_blocks,
         num_host_slots=host_slots,
-        block_bytes=pools[0].item_bytes,
-        max_model_len=max_model_len,
     )
 
 
@@ -104,6 +102,12 @@ def shape_of(loaded: LoadedModel, sizes: CacheSizes) -> Shape:
     )
 
 
+def block_bytes(loaded: LoadedModel, groups: KVGroups, group: int = 0) -> int:
+    """Return the bytes of this process's part of a block of a KV group."""
+    specs = groups.specs_of(group, loaded.model.attention)
+    return KVStore.bytes_per_block(specs, loaded.config.cache.block_size, loaded.kv_dtype)
+
+
 def state_bytes(loaded: LoadedModel) -> int:
     """Return the bytes of a slot of recurrent states, over all ranks."""
     dtype = str(loaded.model.dtype).removeprefix("torch.")
@@ -117,8 +121,7 @@ def context_reads(loaded: LoadedModel) -> ContextReads:
         sizes[spec.window] += KVStore.bytes_per_block((spec,), 1, loaded.kv_dtype)
     token_bytes = sizes.total()
     windows = tuple([(window, size / token_bytes) for window, size in sizes.items() if window is not None])
-    slot_bytes = sum(spec.bytes_per_slot for spec in model.state_specs(loaded.config.max_row_drafts))
-    return ContextReads(windows, 2 * slot_bytes / token_bytes if slot_bytes else 0.0)
+    return ContextReads(windows, 2 * _slot_bytes(loaded) / token_bytes)
 
 
 def compile_kernels(assembly: Assembly, model: CausalLM, shape: Shape) -> None:
@@ -174,9 +177,6 @@ def _scratch_shape(loaded: LoadedModel) -> tuple[Shape, list[int]]:
         groups=groups,
         blocks=(num_blocks,) * groups.count,
         num_slots=2,  # states of all rows would take most of the memory, so rows share them
-        num_host_blocks=0,
-        num_host_slots=0,
-        block_bytes=0,
         max_model_len=min(_context(loaded), limits.max_tokens),
     )
     return replace(shape_of(loaded, scratch), limits=limits, graphs=False, max_num_seqs=limits.max_rows), lengths
@@ -205,9 +205,8 @@ def _kv_groups(loaded: LoadedModel) -> KVGroups:
 
 def _pools(loaded: LoadedModel, groups: KVGroups) -> list[PoolDemand]:
     """Return the demand of each KV group, and then of the model's recurrent states if it has any."""
-    config, model, context = loaded.config, loaded.model, _context(loaded)
-    layers = [groups.specs_of(group, model.attention) for group in range(groups.count)]
-    first, *further = [KVStore.bytes_per_block(specs, config.cache.block_size, loaded.kv_dtype) for specs in layers]
+    config, context = loaded.config, _context(loaded)
+    first, *further = [block_bytes(loaded, groups, group) for group in range(groups.count)]
     needs = CacheNeeds(
         block_size=config.cache.block_size,
         seats=config.scheduler.seats,
@@ -216,8 +215,11 @@ def _pools(loaded: LoadedModel, groups: KVGroups) -> list[PoolDemand]:
         step_tokens=StepLimits.of(config.scheduler, context, config.max_step_drafts).max_tokens,
     )
     pools = [needs.all_tokens(first), *map(needs.window, further, groups.windows)]
-    specs = model.state_specs(config.max_row_drafts)
-    if specs:
-        slot_bytes = sum(spec.bytes_per_slot for spec in specs)
+    if slot_bytes := _slot_bytes(loaded):
         pools.append(needs.states(slot_bytes, config.cache.state_slots))
     return pools
+
+
+def _slot_bytes(loaded: LoadedModel) -> int:
+    """Return the bytes of this process's part of a slot of recurrent states, 0 for a model without them."""
+    return sum(spec.bytes_per_slot for spec in loaded.model.state_specs(loaded.config.max_row_drafts))
