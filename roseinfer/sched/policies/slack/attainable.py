@@ -64,13 +64,13 @@ def _relaxed(machine: StepMachine, track: SlackTrack, reason: str, value_s: floa
     """Return the request as it would be with another objective."""
     relaxed = copy(track)
     if reason == "ttft":
-        relaxed.ttft_s, relaxed.due_s = value_s, track.request.arrival_s + value_s
+        relaxed.promise_first_token(value_s)
     elif reason == "tpot":
         relaxed.tpot_s = value_s
     else:
         slo = track.request.slo
         relaxed.end_s = track.request.arrival_s + value_s
-        relaxed.ttft_s = (slo and slo.ttft_s) or inf
+        relaxed.promise_first_token((slo and slo.ttft_s) or inf)
         relaxed.tpot_s = sane(slo.tpot_s if slo else None)
         deadlines.bound_whole(machine.state, relaxed)
     relaxed.tokens_per_step = 1.0

@@ -270,8 +270,6 @@ class SlackPolicy:
         busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s
         busy += (p.step_s + p.experts_s(batch.rows)) / batch.smallest_s
         busy += state.arriving(self._done_s)
-        utilisation, rows, budget_s = busy / (1 - margin), 0.0, None
-        if len(batch):
-            rows, budget_s = batch.rows, self._limit_s
+        rows, budget_s = (batch.rows, self._limit_s) if len(batch) else (0.0, None)
         demoted = sum([track.tpot_s < inf for track in state.unpromised.values()])
-        return PolicyStats(utilisation, cost.rho, margin, budget_s, rows, demoted, self._predicted_s)
+        return PolicyStats(busy / (1 - margin), cost.rho, margin, budget_s, rows, demoted, self._predicted_s)

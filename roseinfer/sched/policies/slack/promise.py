@@ -23,18 +23,15 @@ class Promises:
         """Return `counts` completed with what the policy knows. `ends_s`: when the newest planned step ends."""
         state, at_s = self._state, counts.at_s
         p, batch = state.params, state.batch
-        smallest_s, weights, fill, best_effort = batch.smallest_s, 0.0, 0, 0
+        weights, fill, best_effort = 0.0, 0, 0
         growth = self._to_decode(at_s)
         waiting = [0] * len(DUE_S)
         if state.promised:  # else fifo plans, and no request has objectives
-            for track in state.ledger.filling.values():
-                if track.is_promised:
-                    left = track.request.remaining
-                    weights += track.weight
-                    fill += left
-                    growth += left + track.length
-                    if track.step_pace_s < smallest_s:
-                        smallest_s = track.step_pace_s
+            for track in [track for track in state.ledger.filling.values() if track.is_promised]:
+                left = track.request.remaining
+                weights += track.weight
+                fill += left
+                growth += left + track.length
         for track in state.ledger.waiting.values():
             if not track.is_promised:
                 best_effort += 1
@@ -47,8 +44,8 @@ class Promises:
         return counts._replace(
             step_s=step_s if counts.running else 0.0,
             cost=p.published,
-            usable_share=state.usable_share(smallest_s),
-            smallest_s=smallest_s,
+            usable_share=state.usable_share(state.smallest_s),
+            smallest_s=state.smallest_s,
             busy=p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
             weights=weights,
             arriving=state.arriving(at_s),

@@ -9,6 +9,10 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.policies.common.ledger import Track
 
+# By which deadlines of first tokens are brought forward: the way to the client, and errors of predicted steps.
+FIRST_TOKEN_MARGIN_S = 5e-3
+MAX_FIRST_TOKEN_MARGIN_SHARE = 0.05  # of the objective
+
 
 class SlackTrack(Track):
     """Record of a request. `key`: its place in the order. `work_s`: machine time; `price_s` is compared with the price
@@ -29,6 +33,12 @@ class SlackTrack(Track):
         self.uncached: int | None = None
         self.is_demoted = False
         self.idle_s, self.idle_step = 0.0, -2
+        self.promise_first_token(self.ttft_s)
+
+    def promise_first_token(self, ttft_s: float) -> None:
+        """Set its TTFT objective (inf: none) and, with a margin, the deadline of its first token."""
+        margin_s = min(FIRST_TOKEN_MARGIN_S, MAX_FIRST_TOKEN_MARGIN_SHARE * ttft_s)
+        self.ttft_s, self.due_s = ttft_s, self.request.arrival_s + ttft_s - margin_s
 
     @property
     def can_wait(self) -> bool:

@@ -52,6 +52,14 @@ def test_a_prompt_that_is_late_for_sure_comes_behind_those_that_are_not() -> Non
     assert chunks(made, made.begin()) == {"fine": 500, "late": 100}
 
 
+def test_one_that_only_its_margin_makes_late_keeps_its_turn() -> None:
+    """A prompt whose 500 ms end 3 ms before its TTFT does, within the 5 ms for the way to the client."""
+    made = state(budget=600)
+    filling(made, "close", 500, ttft_s=0.503)
+    filling(made, "fine", 500, ttft_s=2.0)
+    assert chunks(made, made.begin()) == {"close": 500, "fine": 100}
+
+
 # --- who starts beside those that have ----------------------------------------------------------------------------
 @pytest.mark.parametrize(("due_s", "starts"), [(6.0, True), (3.0, False)])
 def test_a_prompt_that_starts_makes_no_other_in_line_late(due_s: float, starts: bool) -> None:
@@ -186,13 +194,13 @@ def test_a_lone_prompt_is_computed_at_once_if_others_can_make_up_for_it(left: in
 # --- the end of a step that a first token waits for ---------------------------------------------------------------
 def test_a_first_token_is_planned_to_end_before_it_is_due_with_a_reserve() -> None:
     """A prompt of 20 ms due in 55 ms, and one of 500 ms beside: a step of 50 ms, although tokens ahead would allow 150.
-    A step may take 1.1 times as long as planned.
+    A step may take 1.1 times as long as planned, and the last twentieth of the objective is for the way to the client.
     """
     made = state()
     ahead = made.run("a", tpot_s=0.050)
     ahead.tokens += [1, 1]
     ahead.planned = ahead.computed = len(ahead.tokens) - 1
-    filling(made, "due", 20, ttft_s=0.055)
+    filling(made, "due", 20, ttft_s=0.055 / 0.95)
     filling(made, "long", 500, ttft_s=9.0)
     assert chunks(made, made.begin()) == {"due": 20, "long": 19}, "10 ms for the step and 1 for the row"
 
