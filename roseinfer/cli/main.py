@@ -1,6 +1,5 @@
 """Entry point of the command line: parse arguments, run one command, report its error in one line."""
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from roseinfer import __version__
 from roseinfer.cli.commands import COMMANDS, Command, add_arguments
 from roseinfer.cli.commands.progress import shown
 from roseinfer.config.parser import OptionParser
+from roseinfer.core import standard_streams
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
 from roseinfer.core.support import system_error
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Errors that the user can fix are reported in one line. A traceback means a bug in roseinfer.
     """
+    standard_streams.open_missing()
     prepare_cpu_libraries()
     _replace_unencodable()
     parser = OptionParser(prog="roseinfer", description=DESCRIPTION, examples=EXAMPLES)
@@ -108,8 +109,7 @@ def _run(command: Command, args: Namespace, parser: OptionParser) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has left. Redirect stdout, so that flushing at exit does not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        standard_streams.discard_stdout()  # its reader has left
         return EXIT_FAILED
 
 
