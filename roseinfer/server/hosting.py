@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roseinfer.core import logs
+from roseinfer.core import logs, standard_streams
 from roseinfer.core.config.engine import PRICED
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
@@ -241,7 +241,12 @@ def _remove_abandoned(path: str) -> None:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print a line. A server goes on without it if the disk is full or the reader of its output has left."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        log.warning("cannot write to standard output: %s", error.strerror)
+        standard_streams.discard_stdout()
 
 
 def greeting(

@@ -1,5 +1,6 @@
 """Progress lines of long operations."""
 
+import errno
 import io
 import threading
 
@@ -13,6 +14,13 @@ from roseinfer.core import progress as core
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Full(io.StringIO):
+    """File on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
@@ -48,6 +56,10 @@ def test_one_line_on_a_terminal_that_goes_away(clock: list[float]) -> None:
     said = shown(Terminal(), [3.0, 4.0], clock)
     assert "\n" not in said and said.endswith("\r\x1b[K")
     assert "loads: 2 of 10, some 16 s left" in said
+
+
+def test_a_full_disk_does_not_end_the_work(clock: list[float]) -> None:
+    assert shown(Full(), [3.0, 40.0], clock) == ""
 
 
 def test_stages(clock: list[float]) -> None:

@@ -20,7 +20,7 @@ BODY = {"prompt": "x", "max_tokens": 3}
 
 
 class Process:
-    def __init__(self, shutdown_timeout: float = 60.0, port: int = 0) -> None:
+    def __init__(self, shutdown_timeout: float = 60.0, port: int = 0, stdout: Any = subprocess.PIPE) -> None:
         # Bound until the end of the process, which listens there after its imports: nobody gets the port meanwhile.
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,7 +29,7 @@ class Process:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "tests.server.serve_process", str(self.port), str(shutdown_timeout)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, text=True
         )
 
     def close(self) -> None:
@@ -122,6 +122,16 @@ def running(process: Process) -> tuple[Background, Background]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return stream, plain
+
+
+def test_a_greeting_that_cannot_be_written_does_not_end_the_server(start: Callable[..., Process]) -> None:
+    with open("/dev/full", "w") as full:
+        process = start(stdout=full)
+    process.say("load")
+    process.until("/ready", (200, None))
+    process.signal()
+    code, _, errors = process.end()
+    assert code == 0 and "cannot write to standard output: No space left on device" in errors
 
 
 def test_loading_then_ready_then_the_command_to_try(start: Callable[..., Process]) -> None:

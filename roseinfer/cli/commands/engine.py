@@ -63,7 +63,7 @@ async def _serve(server: "EngineServer", config: KeeperConfig, model: str) -> No
     import asyncio
 
     from roseinfer.integrations.systemd import SystemdNotifier
-    from roseinfer.server.hosting import Reload, Signals, end_of, first_of
+    from roseinfer.server.hosting import Reload, Signals, end_of, first_of, say
 
     manager = SystemdNotifier()
     signals = Signals(Reload(server.rolling_restart, manager))
@@ -78,7 +78,7 @@ async def _serve(server: "EngineServer", config: KeeperConfig, model: str) -> No
             return
         starting.result()
         line = f"{model} waits for servers on {address}"
-        print(line, flush=True)
+        say(line)
         manager.ready(line)
         await first_of(signals.first.wait(), end_of(server.failure))
         manager.stopping()

@@ -3,10 +3,10 @@
 Work reports through `roseinfer.core.progress`; every command runs with a `Progress` that listens.
 """
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
 from typing import Self, TextIO
@@ -67,8 +67,7 @@ class Progress:
                 return
             self._next_s = now_s + (REDRAW_INTERVAL_S if self._terminal else LOG_INTERVAL_S)
             line = self._line(now_s)
-            self._out.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
-            self._out.flush()
+            self._write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
             self._shown = True
 
     def _start_stage(self, what: str, now_s: float) -> None:
@@ -93,16 +92,20 @@ class Progress:
 
     def _wipe(self) -> None:
         if self._shown and self._terminal:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+            self._write("\r\x1b[K")
         self._shown = False
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the work
+            self._out.write(text)
+            self._out.flush()
 
     def _run(self) -> None:
         while not self._over.wait(REDRAW_INTERVAL_S):
             self.tick()
 
 
-@contextmanager
+@contextlib.contextmanager
 def shown() -> Iterator[None]:
     """Show the progress that the work inside the context reports, from any thread of this process."""
     with Progress() as progress, listening(progress.report):
