@@ -105,7 +105,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _rejection: ApiError | None = None
     _client_connections: tuple[ClientConnection, ...] = ()  # several if the client pipelines requests
     _buffer: WriteBuffer
-    _half_closed = False
+    _reads_no_more = False  # its client has closed its sending side, or sent what is no HTTP
+    _late_rejection: ApiError | None = None  # to send after the answers to earlier requests
     _probe_timer: asyncio.TimerHandle | None = None
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
@@ -153,8 +154,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return False
         if self.scope["http_version"] == "1.0" or self.scope["scheme"] == "https":  # TLS cannot be half closed
             return False
-        if not self._half_closed:
-            self._half_closed = True
+        if not self._reads_no_more:
+            self._reads_no_more = True
             self._probe(0)
         return True
 
@@ -219,8 +220,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._stop_keep_alive_timer()
         super().on_response_complete()
-        if self._half_closed and self.cycle.response_complete:
-            self.transport.close()
+        if self._reads_no_more:
+            self._close_after_answers()
 
     def _unset_keepalive_if_required(self) -> None:
         """Keep the timer, which uvicorn would stop on any data.
@@ -250,7 +251,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _close_after_answers(self) -> None:
+        if self._late_rejection is not None:
+            self._send_rejection(self._late_rejection)
+        elif self.cycle.response_complete:
+            self.transport.close()
+
     def _send_rejection(self, error: ApiError) -> None:
+        """Send an error and disconnect, after the answers to earlier requests: it would become a part of them."""
+        if any(each.body_complete and not each.response_complete for each in self._client_connections):
+            self._reads_no_more, self._late_rejection = True, error
+            self._stop_head_timer()
+            return
         body = error.body()
         head = b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())
         head += b"\r\ncontent-type: application/json\r\nconnection: close\r\n"

@@ -232,6 +232,32 @@ def test_a_head_after_pipelined_requests_may_wait(serve: Serve) -> None:
         assert read_all(connection).count(b"HTTP/1.1 200 OK") == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_garbage_after_a_request_is_rejected_after_its_answer(serve: Serve, stream: bool) -> None:
+    server = serve(limits={"header_timeout_s": 0.05})
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": stream}))
+        server.until(lambda: len(server.engine.live) == 1)
+        connection.sendall(b"POST garbage\r\n\r\n")
+        time.sleep(0.1)
+        connection.sendall(b"more garbage\r\n\r\n")
+        server.call(server.engine.release)
+        answer, rejection = read_all(connection).split(b"HTTP/1.1 400 Bad Request")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    assert b"Invalid HTTP request" in rejection and server.engine.cancelled == []
+
+
+def test_a_broken_body_after_a_request_is_rejected_after_its_answer(serve: Serve) -> None:
+    server = serve()
+    with server.connect() as connection:
+        request = http_post("/v1/completions", {"prompt": "x"})
+        connection.sendall(request + HEAD + b"transfer-encoding: chunked\r\n\r\nno number\r\n")
+        answer, rejection = read_all(connection).split(b"HTTP/1.1 400 Bad Request")
+    assert answer.startswith(b"HTTP/1.1 200 OK") and b"Invalid HTTP request" in rejection
+
+
 # --- half-closed --------------------------------------------------------------------------------------------------
 def send_all(server: LiveServer, data: bytes) -> socket.socket:
     """Send a request and close the sending side of the connection."""
