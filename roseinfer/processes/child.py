@@ -69,9 +69,9 @@ def ignore_terminal_signals() -> None:
 
 
 def read_boot(kind: type[Boot]) -> Boot:
-    """Return the boot struct from standard input. Exit if the parent has ended before it sent one."""
+    """Return the boot struct from standard input. Exit if the parent has ended before it sent a whole one."""
     line = sys.stdin.buffer.readline()
-    if not line:
+    if not line.endswith(b"\n"):
         sys.exit(1)
     return msgspec.json.decode(line, type=kind)
 

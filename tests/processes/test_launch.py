@@ -96,6 +96,12 @@ def test_a_child_whose_parent_sends_no_boot_struct_exits_quietly() -> None:
     assert child.wait_in_thread(TIMEOUT_S) == 1
 
 
+def test_a_child_whose_parent_is_killed_while_it_sends_the_boot_struct_exits_quietly() -> None:
+    command = [sys.executable, "-m", MODULE, "hang"]
+    child = subprocess.run(command, input=b'{"folder":"/tm', stderr=subprocess.PIPE, timeout=TIMEOUT_S)
+    assert (child.returncode, child.stderr) == (1, b"")
+
+
 def test_a_program_that_cannot_be_started_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError):
