@@ -256,8 +256,8 @@ class WorkerPool:
         self._changed.set()
 
     def _on_failed(self, worker: WorkerProcess, failed: WorkerFailed) -> None:
-        log.debug("API worker %d failed: %s", worker.index, failed.error.message)
         if self._complete:
+            log.error("API worker %d cannot start: %s", worker.index, failed.error.message)
             worker.send(Stop())
         elif not self._stopping.is_set():
             error = failed.error.as_error()

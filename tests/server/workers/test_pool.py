@@ -222,6 +222,24 @@ def test_a_worker_that_reports_an_error_at_the_start_ends_the_server_with_it(pla
     play(act, FailingLauncher)
 
 
+def test_the_reason_why_a_worker_cannot_be_restarted_is_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    class FailingLauncher(FakeLauncher):
+        async def launch(self, index: int, number: int, on_message: Any) -> WorkerProcess:
+            worker = await super().launch(index, number, on_message)
+            if number > 1:
+                failed = WorkerFailed(ErrorReport.of(ConfigError("the tokenizer is missing")))
+                asyncio.get_running_loop().call_soon(on_message, worker, failed)
+            return worker
+
+    async def act(scene: Scene) -> None:
+        await scene.pool.start()
+        scene.launcher.workers[0].child.kill()
+        assert "5 API workers have died" in await scene.failure()
+
+    play(act, FailingLauncher)
+    assert "API worker 0 cannot start: the tokenizer is missing" in caplog.text
+
+
 def test_an_unexpected_error_of_the_supervisor_ends_the_server(play: Play) -> None:
     async def act(scene: Scene) -> None:
         async def fail(*args: Any) -> WorkerProcess:
