@@ -11,6 +11,7 @@ from roseinfer.core.config.engine import PRICED, EngineConfig, ProfileConfig
 from roseinfer.core.config.replicas import ReplicasConfig, on_one_gpu
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.memory import available_memory_bytes
+from roseinfer.core.recorder import file_after_restart
 from roseinfer.core.stored_weights import stored_weights
 from roseinfer.processes.launch import describe_exit, run_python
 
@@ -147,7 +148,8 @@ def for_restart(config: EngineConfig, number: int) -> EngineConfig:
     """Return the configuration of an engine's process `number`, whose records must not overwrite earlier ones."""
     if number == 1:
         return config
-    return replace(config, profile=_own_files(config.profile, number))
+    profile = _own_files(config.profile, number)
+    return replace(config, profile=replace(profile, record=file_after_restart(profile.record)))
 
 
 def check_memory(specs: Sequence[EngineSpec], folder: Path) -> None:

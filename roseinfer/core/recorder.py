@@ -85,6 +85,18 @@ class Recorder:
         self.close()
 
 
+def file_after_restart(path: str | None) -> str | None:
+    """Return `path`, or None with an error in the log if it cannot be written: a restart must not fail for it."""
+    if path is None:
+        return None
+    try:
+        Recorder(path).close()
+    except ConfigError as error:
+        log.error("%s; the process restarts without a recording", error)
+        return None
+    return path
+
+
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the complete lines of a recording; the last one may be cut if the process was killed."""
     with Path(path).open(encoding="utf-8") as lines:

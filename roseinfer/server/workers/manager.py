@@ -10,6 +10,7 @@ from roseinfer.cluster.models import ModelSupervisors
 from roseinfer.cluster.start import router_record
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.models import ServedModelConfig, all_names
+from roseinfer.core.recorder import file_after_restart
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.processes.shared_rows import SharedRows
@@ -181,6 +182,7 @@ class ServerManager:
 
     def _model(self, index: int, number: int) -> WorkerModel:
         model = self._models[index]
+        record = router_record(model.engine, number)
         return WorkerModel(
             config=model.server,
             replicas=model.replicas,
@@ -188,7 +190,7 @@ class ServerManager:
             tokenizer=model.tokenizer,
             engines=self._supervisor.supervisors[index].engine_addresses,
             first_engine=model.first_engine,
-            record=router_record(model.engine, number),
+            record=file_after_restart(record) if number > self._workers else record,
             max_inflight=model.engine.scheduler.max_inflight_requests,
             counters=str(self._counters_paths[index]),
         )

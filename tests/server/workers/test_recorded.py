@@ -1,12 +1,13 @@
-"""`roseinfer serve --replicas 2 --record FILE`: the record replays with the same plans and placements."""
+"""`roseinfer serve --replicas 2 --record FILE`: replays have the same plans and placements; restarts need no file."""
 
 import json
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from roseinfer.sim.parity import fleet_parity_of
-from tests.server.real_server import RealServer
+from tests.server.real_server import RealServer, until
 
 COST = {"cost": {"step_s": 0.005, "token_s": 1e-4, "pair_s": 0.0, "row_s": 1e-4, "context_s": 0.0}}
 REQUESTS = 30
@@ -31,3 +32,23 @@ def test_a_served_run_of_two_engines_replays(tmp_path: Path) -> None:
     assert sum(engine.requests for engine in parity.engines.values()) == REQUESTS
     assert parity.plans_agree and parity.placements_agree and parity.promises_agree and parity.promises
     assert [len(router.recorded) for router in parity.routers] == [REQUESTS]
+
+
+def test_engines_and_workers_restart_without_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    cost, folder = tmp_path / "cost.json", tmp_path / "folder"
+    cost.write_text(json.dumps(COST))
+    folder.mkdir()
+    engines = ("--replicas", "2", "--device", "priced", "--cost", str(cost), "--record", str(folder / "run"))
+    with RealServer(*engines, "--api-workers", "2") as server:
+        folder.rename(tmp_path / "moved")
+        os.kill(server.engine, signal.SIGKILL)
+        os.kill(server.workers()[0], signal.SIGKILL)
+        until(lambda: "engine 0 is up again" in server.log() and "API worker 0 takes requests" in server.log())
+        for name in ("run.0.2", "run.router.3"):
+            missing = f"cannot write '{folder / name}': No such file or directory"
+            assert f"record: {missing}; the process restarts without a recording" in server.log()
+        for _ in range(4):  # both workers
+            asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2}
+            assert server.client().completions.create(**asked).usage.total_tokens > 3
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
