@@ -1,5 +1,6 @@
 """LoRA adapters of a server: named as models, loaded, replaced and dropped at run time."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.adapters import Adapter
-from roseinfer.core.errors import TooManyReadsError
+from roseinfer.core.errors import ADAPTER_UNREADABLE, TooManyReadsError, request_failure
 from tests.server.conftest import Serve
 from tests.server.console.feeds import looking
 from tests.server.live import LiveServer
@@ -72,6 +73,15 @@ def test_a_request_has_the_class_of_the_model(serve: Serve, tmp_path: Path) -> N
         assert server.engine.requests[-1].prompt.meta.slo.ttft_s == 1.0
         refused = server.post("/v1/completions", {"prompt": "hello", "model": name, "priority": -1})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "priority"
+
+
+def test_unreadable_files_are_in_one_line_of_the_log(loaded: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    problem = f"{ADAPTER_UNREADABLE}'poet': verse holds no adapter_model.safetensors"
+    loaded.engine.script = lambda request: [request_failure(problem)]
+    with caplog.at_level(logging.INFO):
+        answer = loaded.post("/v1/completions", {"model": "poet", "prompt": "hello"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "adapter_not_loaded")
+    assert sum(problem in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_name_can_be_given_to_another_adapter(loaded: LiveServer) -> None:

@@ -335,7 +335,6 @@ def as_api_error(error: Exception) -> ApiError:
         )
         return bad_request(message, code="constraint_too_slow")
     if isinstance(error, AdapterUnreadableError):
-        log.error("%s", error)
         message = "The files of the request's LoRA adapter are gone or have changed: load it again"
         return bad_request(message, "model", "adapter_not_loaded")
     if isinstance(error, EngineLostError):
