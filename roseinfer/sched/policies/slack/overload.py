@@ -66,13 +66,12 @@ class PriceLimit:
         self._offered: deque[Offer] = deque()
         self._works: list[float] = []  # of those, sorted
         self._next_s = -inf
-        self._first_s: float | None = None
+        self._first_s = inf
 
     def offer(self, offer: Offer) -> None:
         self._offered.append(offer)
         self.mean_s += 0.01 * (offer.work_s - self.mean_s) if self.mean_s else offer.work_s
-        if self._first_s is None:
-            self._first_s = offer.at_s
+        self._first_s = min(self._first_s, offer.at_s)
 
     def price_s(self, work_s: float, fairness: float) -> float:
         """Return the price of work: work^(1 - w) * other^w, with w = sqrt(fairness). `other` is the work whose rank
@@ -94,7 +93,7 @@ class PriceLimit:
 
     def update(self, now_s: float, usable_share: float, cost_tangent: CostTangent) -> bool:
         """Update the limits at intervals. Return True after an update. `usable_share`: usable share of the time."""
-        if now_s < self._next_s or self._first_s is None:
+        if now_s < self._next_s or self._first_s == inf:
             return False
         self._next_s = now_s + UPDATE_S
         offered = self._offered

@@ -85,7 +85,6 @@ class Margins:
 
     START, FLOOR, CEILING = 0.02, 0.005, 0.15
     UP, DOWN, NEAR = 0.004, 0.0002, 0.995
-    MOST_LEVELS = 64
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
@@ -95,11 +94,9 @@ class Margins:
 
     def observe(self, seen_s: float, tpot_s: float) -> None:
         found = _margin_level(tpot_s)
-        old = self._values.pop(found, self.START)
+        old = self._values.get(found, self.START)
         step = self.UP if seen_s > self.NEAR * tpot_s else -self.DOWN
         self._values[found] = min(self.CEILING, max(self.FLOOR, old + step))
-        if len(self._values) > self.MOST_LEVELS:
-            del self._values[next(iter(self._values))]  # the level unused for longest
 
 
 @lru_cache(1024)

@@ -6,6 +6,7 @@ import pytest
 
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.policies.common.ledger import MAX_OBJECTIVE_S, MIN_OBJECTIVE_S
 from roseinfer.sched.policies.slack.overload import Offer, PriceLimit
 from roseinfer.sched.policies.slack.terms import Margins
 from tests.sched.policies.slack.test_blocks import preempt
@@ -140,9 +141,9 @@ def test_token_deadlines_follow_the_margin_of_their_level() -> None:
 
 def test_no_number_of_objectives_fills_the_memory() -> None:
     margins = Margins()
-    for i in range(500):
-        margins.observe(1.0, 0.001 * 1.1**i)
-    assert len(margins._values) <= margins.MOST_LEVELS
+    for i in range(10_000):
+        margins.observe(1.0, MIN_OBJECTIVE_S * (MAX_OBJECTIVE_S / MIN_OBJECTIVE_S) ** (i / 9_999))
+    assert len(margins._values) < 400
 
 
 # --- those that run -----------------------------------------------------------------------------------------------
