@@ -2,9 +2,12 @@
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
+
+from roseinfer.core.log_stream import log_stream
 
 
 def configure(*, as_json: bool, level: str | None = None, engine: int | None = None, rank: int | None = None) -> None:
@@ -13,7 +16,7 @@ def configure(*, as_json: bool, level: str | None = None, engine: int | None = N
     `engine`: number of the logging engine, if there are several. `rank`: rank of its process, if not the first.
     `level`: level of all loggers; None = each logger's own.
     """
-    handler = _Handler()
+    handler = _Handler(log_stream(sys.stderr))
     numbers = {name: number for name, number in (("engine", engine), ("rank", rank)) if number is not None}
     handler.setFormatter(JsonFormatter(numbers) if as_json else TextFormatter(numbers))
     logging.basicConfig(handlers=[handler], level=level)

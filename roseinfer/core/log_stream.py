@@ -1,0 +1,98 @@
+"""Standard error for lines of the log. A reader that stops, such as a paused terminal, does not stop the process."""
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO, cast
+
+log = logging.getLogger(__name__)
+
+# Longest wait for a reader that is slow.
+MAX_WAIT_S = 1.0
+
+
+class LogStream:
+    """Pipe, terminal or socket whose lines are dropped once nothing has been read for `MAX_WAIT_S`.
+
+    When there is room again, a warning says how many. `send` returns the number of bytes for which `descriptor` had
+    room; it raises `BlockingIOError` if it had none.
+    """
+
+    def __init__(self, descriptor: int, send: Callable[[bytes], int], encoding: str) -> None:
+        self._descriptor = descriptor
+        self._send = send
+        self._encoding = encoding
+        self._lock = threading.Lock()
+        self._dropped_count = 0
+
+    def write(self, text: str) -> None:
+        data = text.encode(self._encoding, "backslashreplace")
+        if not self._dropped_count:
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._send(data) :]
+            if not data or self._send_within(MAX_WAIT_S, data):
+                return
+        with self._lock:
+            self._dropped_count += 1
+            if self._dropped_count == 1:
+                self._start_report()
+
+    def flush(self) -> None:
+        """Do nothing: lines do not wait."""
+
+    def _send_within(self, timeout_s: float, data: bytes) -> bool:
+        """Return True if the reader makes room for all of `data` in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while data and (left_s := deadline_s - time.monotonic()) > 0 and self._has_room(left_s):
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._send(data) :]
+        return not data
+
+    def _has_room(self, timeout_s: float | None) -> bool:
+        """Wait for room, or until the reader has left; None: however long it takes."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+    def _start_report(self) -> None:
+        try:
+            threading.Thread(target=self._report, name="dropped-log-lines", daemon=True).start()
+        except RuntimeError:  # no thread can be started, so the next line waits again
+            self._dropped_count = 0
+
+    def _report(self) -> None:
+        self._has_room(None)
+        with self._lock:
+            count, self._dropped_count = self._dropped_count, 0
+        log.warning("lines of the log were dropped, as nothing read standard error: %d", count)
+
+
+def log_stream(stream: TextIO) -> TextIO:
+    """Return a `LogStream` instead of a pipe, terminal or socket, and any other stream itself."""
+    try:
+        descriptor = stream.fileno()
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISSOCK(mode):
+            return _of_socket(descriptor, stream.encoding)
+        if stat.S_ISFIFO(mode) or os.isatty(descriptor):
+            return _reopened(descriptor, stream.encoding)
+    except (OSError, ValueError):  # no descriptor, no /proc, or a terminal of another user
+        pass
+    return stream
+
+
+def _of_socket(descriptor: int, encoding: str) -> TextIO:
+    own = socket.socket(fileno=os.dup(descriptor))
+    return cast(TextIO, LogStream(own.fileno(), lambda data: own.send(data, socket.MSG_DONTWAIT), encoding))
+
+
+def _reopened(descriptor: int, encoding: str) -> TextIO:
+    """Open it a second time, as other programs share the flags of the first."""
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return cast(TextIO, LogStream(own, lambda data: os.write(own, data), encoding))

@@ -1,0 +1,98 @@
+"""Log lines for a reader of standard error that is slow or has stopped."""
+
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+LINES = 3000
+PROGRAM = f"""if True:
+    import logging, sys, time
+    from roseinfer.core import logs
+
+    logs.configure(as_json=True, level="INFO")
+    for number in range({LINES}):
+        logging.getLogger("roseinfer.x").info("%d %s", number, "x" * 200)
+    print("written", flush=True)
+    sys.stdin.read(1)
+    time.sleep(0.1)  # the warning is written by another thread
+    logging.getLogger("roseinfer.x").info("last")
+"""
+TIMEOUT_S = 60.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+class Program:
+    """Process that logs 3,000 lines, then another one. `kind`: of its standard error."""
+
+    def __init__(self, kind: str) -> None:
+        if kind == "socket":
+            ours, theirs = (each.detach() for each in socket.socketpair())
+        elif kind == "terminal":
+            ours, theirs = pty.openpty()
+        else:
+            ours, theirs = os.pipe()
+        self._ours = ours
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs
+        )
+        os.close(theirs)
+
+    def await_written(self) -> None:
+        assert self._process.stdout is not None and self._process.stdout.readline() == b"written\n"
+
+    def read_until(self, end: bytes) -> bytes:
+        data = b""
+        while end not in data:
+            data += os.read(self._ours, 65536)
+        return data
+
+    def end(self) -> bytes:
+        """Let it log its last line. Return that and what is before it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"x")
+        self._process.stdin.flush()
+        return self.read_until(b'"last"')
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Iterator[Program]:
+    program = Program(request.param)
+    yield program
+    program.close()
+
+
+def messages(data: bytes) -> list[str]:
+    """Return messages, also of a line that follows a part of another one, which a terminal may take."""
+    return re.findall(r'"message": "([^"]*)"\}', data.decode())
+
+
+@pytest.mark.parametrize("program", ["pipe", "terminal", "socket"], indirect=True)
+def test_a_reader_that_stops_does_not_stop_the_program(program: Program) -> None:
+    program.await_written()
+    dropped = "lines of the log were dropped, as nothing read standard error: "
+    found = messages(program.read_until(dropped.encode()) + program.end())
+    counts = [int(message.removeprefix(dropped)) for message in found if message.startswith(dropped)]
+    numbers = [int(message.split()[0]) for message in found if message.endswith("x")]
+    assert found[-1] == "last" and 0 < len(numbers) < LINES and numbers == list(range(len(numbers)))
+    assert sum(counts) + len(numbers) in (LINES, LINES + 1)  # a terminal may take all of a line but its end
+
+
+@pytest.mark.parametrize("program", ["pipe", "socket"], indirect=True)
+def test_a_slow_reader_gets_all_lines(program: Program) -> None:
+    time.sleep(0.3)
+    data = program.read_until(f'"{LINES - 1} '.encode())
+    program.await_written()
+    assert len(messages(data + program.end())) == LINES + 1
