@@ -14,6 +14,7 @@ FULL_SHARE = 0.75  # mean utilisation from which the fleet counts as full
 MAX_IMBALANCE_COUNT, MAX_IMBALANCE_SHARE = 32, 1.1
 
 Score = tuple[bool, float, float]
+Known = tuple[Candidate, int]  # with the tokens of the prompt that it has cached
 
 
 class PaceRouting:
@@ -38,41 +39,35 @@ class PaceRouting:
         priced = [candidate for candidate in candidates if candidate.priced]
         if not priced:
             return self._by_load.choose(request, candidates, now_s)
-        cached = _cached_tokens(request, priced)
-        holders, reason = [i for i, tokens in enumerate(cached) if tokens >= MIN_PREFIX_TOKENS], "prefix"
-        if request.adapter and not holders:
-            holders, reason = [i for i, one in enumerate(priced) if one.holds_adapter(request)], "adapter"
-        preferred = [priced[i] for i in holders]
+        known = list(zip(priced, _cached_tokens(request, priced), strict=True))
+        holders, reason = _holders(request, known)
         if not request.has_objectives:
+            preferred = [candidate for candidate, _ in holders]
             if preferred and _is_balanced(preferred, priced):
                 return self._least_busy(preferred), reason
             return self._least_busy(priced), "rest"
         full = sum([candidate.utilisation for candidate in priced]) >= FULL_SHARE * len(priced)
         spared = self._spared.from_request(request, priced, full)
         if not holders:
-            if spared is not None:
-                kept = [i for i, candidate in enumerate(priced) if candidate.engine != spared]
-                priced, cached = [priced[i] for i in kept], [cached[i] for i in kept]
-            return self._best(request, priced, cached, full, now_s)[0], "pace"
-        if len(holders) == len(priced):
-            return self._best(request, priced, cached, full, now_s)[0], reason
-        chosen, score = self._best(request, preferred, [cached[i] for i in holders], full, now_s)
-        if score[0] and not full:
-            other, other_score = self._best(request, priced, cached, full, now_s)
+            allowed = [one for one in known if one[0].engine != spared]
+            return self._best(request, allowed, full, now_s)[0], "pace"
+        chosen, score = self._best(request, holders, full, now_s)
+        if score[0] and not full and len(holders) < len(known):
+            other, other_score = self._best(request, known, full, now_s)
             if not other_score[0]:
                 return other, "promise"
         return chosen, reason
 
     def _best(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], cached: Sequence[int], full: bool, now_s: float
+        self, request: RoutingRequest, candidates: Sequence[Known], full: bool, now_s: float
     ) -> tuple[Candidate, Score]:
         """Return the candidate with the lowest score, and the score; break ties at random.
 
         A `full` fleet may use all of an engine, since no engine with spare capacity is left.
         """
-        best, least, equal = candidates[0], (True, inf, inf), 0
+        (best, _), least, equal = candidates[0], (True, inf, inf), 0
         limit = 1.0 if full else MAX_TRUSTED_SHARE
-        for candidate, tokens in zip(candidates, cached, strict=True):
+        for candidate, tokens in candidates:
             _, _, late_s, utilisation, pace_cost, _ = candidate.forecast(request, now_s, tokens)
             over = utilisation - 1 if utilisation > 1 else 0.0
             score = (late_s > 0 or utilisation > limit, late_s + over, pace_cost + utilisation)
@@ -97,6 +92,14 @@ def _cached_tokens(request: RoutingRequest, candidates: Sequence[Candidate]) -> 
         tokens = candidate.cached_tokens(request, tokens)
         cached.append(tokens)
     return cached
+
+
+def _holders(request: RoutingRequest, known: Sequence[Known]) -> tuple[Sequence[Known], str]:
+    """Return the candidates with a long cached prefix, else those with the request's adapter, and which it is."""
+    holders = [(candidate, tokens) for candidate, tokens in known if tokens >= MIN_PREFIX_TOKENS]
+    if request.adapter and not holders:
+        return [one for one in known if one[0].holds_adapter(request)], "adapter"
+    return holders, "prefix"
 
 
 def _is_balanced(holders: Sequence[Candidate], candidates: Sequence[Candidate]) -> bool:
