@@ -131,41 +131,74 @@ async def send_request(
 
 
 async def _read(response: Any, record: Exchange, sent_s: float, clock: Clock, texts: bool) -> None:
-    reader = EventReader()
-    usage: int | None = None
-    finished = done = bare_end = False
+    reader, stream = EventReader(), _Stream(record, texts)
     try:
         async for data in response.content.iter_any():
             now_s = clock() - sent_s
             for event in reader.feed(data):
-                if event == DONE:
-                    done = True
+                stream.take(event, now_s)
+                if stream.is_over:
                     break
-                if b'"error"' in event[:12]:
-                    record.error = event[:MAX_ERROR_CHARS].decode(errors="replace")
-                    break
-                has_reason = any(mark in event for mark in _FINISHED)
-                finished = finished or has_reason
-                bare_end = bare_end or (has_reason and any(mark in event for mark in _NO_TEXT))
-                tokens, chunk = read_event(event)
-                if chunk:
-                    record.chunk_s.append(now_s)
-                    if tokens is not None:
-                        record.chunk_tokens.append(tokens - (usage or 0))
-                usage = usage if tokens is None else tokens
-                if texts:
-                    _add_text(event, record)
-            if done or record.error is not None:
+            if stream.is_over:
                 break
     finally:
-        record.output_tokens = len(record.chunk_s) if usage is None else usage
-    if bare_end and record.output_tokens < len(record.chunk_s) and not record.chunk_tokens:
-        record.chunk_s.pop()  # the chunk had the finish reason and no token, so its time would be a gap without a token
-    if record.error is None:
-        record.error = (
-            NO_DONE if not done else NO_FINISH_REASON if not finished else NO_USAGE if usage is None else None
-        )
-        record.ok = record.error is None
+        stream.count_tokens()
+    stream.judge()
+
+
+class _Stream:
+    """Stream of one answer: fills in its record, event by event."""
+
+    def __init__(self, record: Exchange, texts: bool) -> None:
+        self._record, self._texts = record, texts
+        self._usage: int | None = None
+        self._is_done = self._is_finished = self._ends_bare = False
+
+    @property
+    def is_over(self) -> bool:
+        """True after [DONE] or an error: later events do not count."""
+        return self._is_done or self._record.error is not None
+
+    def take(self, event: bytes, now_s: float) -> None:
+        """Take one event, read `now_s` after the request was sent."""
+        record = self._record
+        if event == DONE:
+            self._is_done = True
+            return
+        if b'"error"' in event[:12]:
+            record.error = event[:MAX_ERROR_CHARS].decode(errors="replace")
+            return
+        if any(mark in event for mark in _FINISHED):
+            self._is_finished = True
+            self._ends_bare = self._ends_bare or any(mark in event for mark in _NO_TEXT)
+        tokens, has_output = read_event(event)
+        if has_output:
+            record.chunk_s.append(now_s)
+            if tokens is not None:
+                record.chunk_tokens.append(tokens - (self._usage or 0))
+        self._usage = self._usage if tokens is None else tokens
+        if self._texts:
+            _add_text(event, record)
+
+    def count_tokens(self) -> None:
+        """Set the number of tokens, also of a stream that broke off."""
+        self._record.output_tokens = len(self._record.chunk_s) if self._usage is None else self._usage
+
+    def judge(self) -> None:
+        """Set whether the stream is complete, and what it lacks."""
+        record = self._record
+        if self._ends_bare and record.output_tokens < len(record.chunk_s) and not record.chunk_tokens:
+            record.chunk_s.pop()  # a finish reason without a token: its time would be a gap without one
+        if record.error is None:
+            record.error = self._lacks()
+            record.ok = record.error is None
+
+    def _lacks(self) -> str | None:
+        if not self._is_done:
+            return NO_DONE
+        if not self._is_finished:
+            return NO_FINISH_REASON
+        return NO_USAGE if self._usage is None else None
 
 
 def read_event(event: bytes) -> tuple[int | None, bool]:
