@@ -12,7 +12,7 @@ from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_head import Fp8HeadFormat
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import WideningSource
-from roseinfer.quant.int4_format import CudaProducts, Int4Format, MakeProduct
+from roseinfer.quant.int4_format import CudaProducts, Int4Format
 from roseinfer.quant.int4_scheme import Int4Scheme
 from roseinfer.quant.int4_stored import Int4Source
 from roseinfer.quant.int8_format import Int8Format
@@ -42,27 +42,18 @@ def choose_format(
         return _int8(device)
     kept = has_triton(device) and dtype is not torch.float32 and asked != "floats"
     if isinstance(stored, Mxfp4Scheme):
-        if asked not in (None, "floats"):
-            raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
-        return Mxfp4Format(widens=not kept)
-    if asked == "floats" or (asked is None and stored is None):
+        return _mxfp4(asked, kept)
+    if asked == "floats":
         return PlainFormat(None if stored is None else f"{stored.label}, widened")
     if isinstance(stored, Int4Scheme) and asked in (None, "int4"):
-        if stored.layout == "gguf" and not kept:
-            return PlainFormat()
-        return Int4Format(stored, CudaProducts() if kept else None, rounds=dummy)
-    if isinstance(stored, Nvfp4Scheme) and asked is None and kept:
-        return Nvfp4Format(stored, CudaProducts(), rounds=dummy)
+        return _int4(stored, kept, dummy)
+    if asked is None and isinstance(stored, Nvfp4Scheme):
+        return Nvfp4Format(stored, CudaProducts(), rounds=dummy) if kept else PlainFormat(f"{stored.label}, widened")
+    if asked is None and stored is None:
+        return PlainFormat()
     if isinstance(stored, Int4Scheme | Nvfp4Scheme):
-        if asked is None:
-            return PlainFormat(f"{stored.label}, widened")
         stored = None  # the source gives widened weights, which are rounded like any others
-    if asked == "int4":
-        return _rounded_int4(stored, CudaProducts() if kept else None, dummy=dummy)
-    if stored is not None and not isinstance(stored, Fp8Scheme):
-        raise ConfigError(f"no format reads weights stored as {stored.label}")
-    _check_fp8(device, block=stored is not None and stored.layout == "block")
-    return Fp8Format(stored, rounds=dummy or stored is None, widens=not kept)
+    return _rounded_int4(stored, kept, dummy) if asked == "int4" else _fp8(stored, device, kept, dummy)
 
 
 def with_head_dtype(chosen: WeightFormat, lm_head_dtype: str, device: torch.device, dtype: torch.dtype) -> WeightFormat:
@@ -78,7 +69,19 @@ def with_head_dtype(chosen: WeightFormat, lm_head_dtype: str, device: torch.devi
     return Fp8HeadFormat(chosen, dtype, widens=not has_triton(device) or dtype is torch.float32)
 
 
-def _rounded_int4(stored: QuantScheme | None, product: MakeProduct | None, *, dummy: bool) -> Int4Format:
+def _mxfp4(asked: str | None, kept: bool) -> Mxfp4Format:
+    if asked not in (None, "floats"):
+        raise ConfigError(f"quantization {asked} is for weights that are floats; the checkpoint's are in mxfp4")
+    return Mxfp4Format(widens=not kept)
+
+
+def _int4(stored: Int4Scheme, kept: bool, dummy: bool) -> WeightFormat:
+    if stored.layout == "gguf" and not kept:
+        return PlainFormat()
+    return Int4Format(stored, CudaProducts() if kept else None, rounds=dummy)
+
+
+def _rounded_int4(stored: QuantScheme | None, kept: bool, dummy: bool) -> Int4Format:
     if stored is not None:
         raise ConfigError(f"quantization int4 is for weights that are floats; the checkpoint's are in {stored.label}")
     if not dummy:
@@ -86,7 +89,14 @@ def _rounded_int4(stored: QuantScheme | None, product: MakeProduct | None, *, du
             "quantization int4 rounds each weight to the nearest of 16 numbers; files that were calibrated for four "
             "bits (AWQ, GPTQ) answer better"
         )
-    return Int4Format(None, product, rounds=True)
+    return Int4Format(None, CudaProducts() if kept else None, rounds=True)
+
+
+def _fp8(stored: QuantScheme | None, device: torch.device, kept: bool, dummy: bool) -> Fp8Format:
+    if stored is not None and not isinstance(stored, Fp8Scheme):
+        raise ConfigError(f"no format reads weights stored as {stored.label}")
+    _check_fp8(device, block=stored is not None and stored.layout == "block")
+    return Fp8Format(stored, rounds=dummy or stored is None, widens=not kept)
 
 
 def _is_for_int8(stored: QuantScheme | None, device: torch.device) -> bool:
