@@ -16,7 +16,7 @@ that are not quantised. So all operations stay fused, and only the weight's own 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 from roseinfer.kernels.linear.activation import activate_reference
 from roseinfer.kernels.linear.int4_codes import PackedInt4
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
-from roseinfer.kernels.linear.skinny_configs import DirectConfig, choose_config, rule
+from roseinfer.kernels.linear.skinny_configs import DirectConfig, SkinnyConfig, choose_config, rule
 from roseinfer.kernels.linear.skinny_direct import MIN_TILE_ROWS, PIECE_COLUMNS, skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import (
     MAX_PAIRS_REGISTERS,
@@ -171,75 +171,129 @@ def skinny_linear(
     overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
     `residual` may be results of that kernel or an earlier one; all other tensors must be older.
     """
-    rows, in_features = x.shape
-    width = weight.shape[0] // 2 if gated else weight.shape[0]
-    assert weight.shape[1] == in_features and x.stride(1) == 1 and weight.is_contiguous()
+    product = _Product(x, weight, scales, bias, residual, norm, activation, gated, delta, small)
+    assert weight.shape[1] == x.shape[1] and x.stride(1) == 1 and weight.is_contiguous()
     assert not gated or residual is None
+    within = gated and product.kind == "block" and product.width % SCALE_BLOCK
+    assert not within, "the up projection begins within a block"
     if out is None:
-        out = torch.empty((rows, width), dtype=out_dtype or x.dtype, device=x.device)
-    kind = "none" if scales is None else "channel" if scales.ndim == 1 else "block"
-    assert not (gated and kind == "block") or width % SCALE_BLOCK == 0, "the up projection begins within a block"
-    bucket = next_power_of_2(rows)
-    if config is None:
-        default = rule if scales is None else fp8_rule
-        config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
+        out = torch.empty((x.shape[0], product.width), dtype=out_dtype or x.dtype, device=x.device)
+    config = product.usable(config)
     overlap = overlap and early_start.capable(x.device)
     if isinstance(config, DirectConfig):
-        assert scales is None
         return direct_linear(normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config, delta)
-    if isinstance(config, PairsConfig) and norm is not None and norm.kind == "layer":
-        config = fp8_rule(bucket, *weight.shape, gated)
-    assert small is None or (isinstance(config, PairsConfig) and delta is None)
-    absent = weight  # placeholder for pointers that are not read
-    arguments = (
-        x,
-        weight,
-        absent if scales is None else scales,
-        absent if bias is None else bias,
-        absent if residual is None else residual,
-        absent if norm is None else norm.weight,
-        absent if norm is None or norm.bias is None else norm.bias,
-        out,
-        rows,
-        width,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        out.stride(0),
-        0.0 if norm is None else norm.eps,
-    )
-    options: dict[str, Any] = {
-        "ROWS": bucket,
-        "K": in_features,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "STAGES": config.stages,
-        "EVICTION": "evict_first" if config.evict_first else "",
-        "NORM": "none" if norm is None else norm.kind,
-        "ACTIVATION": activation or "none",
-        "GATED": gated,
-        "HAS_BIAS": bias is not None,
-        "HAS_RESIDUAL": residual is not None,
-        "OVERLAP": overlap,
-        "SCALES": kind,
-        "num_warps": config.warps,
-    }
-    if overlap:
-        options["launch_pdl"] = True
-    options |= launch_options(x, delta)
-    tiles, leading = cdiv(width, config.block_n), leading_programs(rows, delta)
     if isinstance(config, PairsConfig):
-        programs = min(tiles, (config.programs or tiles) * processors(x.device))
-        if delta is not None:
-            options["maxnreg"] = MAX_PAIRS_REGISTERS // config.warps
-        if small is not None:
-            options |= small.options()
-            leading = small.programs
-        skinny_pairs_kernel[(leading + programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
+        _launch_pairs(product, out, overlap, config)
     else:
-        ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
-        options |= {"DOT": config.dot, "SLICES": slices(config, blocks=kind == "block"), "PRELOAD": config.preload}
-        skinny_kernel[(leading + tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
+        _launch(product, out, overlap, config)
     return out
+
+
+class _Product(NamedTuple):
+    """Arguments of `skinny_linear` that say what is multiplied."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    norm: SkinnyNorm | None
+    activation: str | None
+    gated: bool
+    delta: SlotRows | None
+    small: SmallProduct | None
+
+    @property
+    def kind(self) -> str:
+        """Return what shares a scale: "channel", "block", or "none" without scales."""
+        return "none" if self.scales is None else "channel" if self.scales.ndim == 1 else "block"
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[0] // 2 if self.gated else self.weight.shape[0]
+
+    @property
+    def bucket(self) -> int:
+        return next_power_of_2(self.x.shape[0])
+
+    def usable(self, config: Fp8Config | DirectConfig | None) -> Fp8Config | DirectConfig:
+        """Return this config, or the one for the shape, unless the product needs another kernel."""
+        shape = self.bucket, *self.weight.shape, self.gated
+        if config is None:
+            default = rule if self.scales is None else fp8_rule
+            config = _choose(self.bucket, self.weight, self.gated, self.scales) or default(*shape)
+        assert not isinstance(config, DirectConfig) or self.scales is None
+        if isinstance(config, PairsConfig) and self.norm is not None and self.norm.kind == "layer":
+            config = fp8_rule(*shape)
+        assert self.small is None or (isinstance(config, PairsConfig) and self.delta is None)
+        return config
+
+    def arguments(self, out: torch.Tensor) -> tuple[Any, ...]:
+        """Return the positional arguments of both kernels."""
+        x, norm, residual, absent = self.x, self.norm, self.residual, self.weight  # absent: pointers that are not read
+        return (
+            x,
+            self.weight,
+            absent if self.scales is None else self.scales,
+            absent if self.bias is None else self.bias,
+            absent if residual is None else residual,
+            absent if norm is None else norm.weight,
+            absent if norm is None or norm.bias is None else norm.bias,
+            out,
+            x.shape[0],
+            self.width,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            out.stride(0),
+            0.0 if norm is None else norm.eps,
+        )
+
+    def options(self, config: Fp8Config, overlap: bool) -> dict[str, Any]:
+        """Return the other arguments that both kernels have, and how to launch them."""
+        return {
+            "ROWS": self.bucket,
+            "K": self.x.shape[1],
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "STAGES": config.stages,
+            "EVICTION": "evict_first" if config.evict_first else "",
+            "NORM": "none" if self.norm is None else self.norm.kind,
+            "ACTIVATION": self.activation or "none",
+            "GATED": self.gated,
+            "HAS_BIAS": self.bias is not None,
+            "HAS_RESIDUAL": self.residual is not None,
+            "OVERLAP": overlap,
+            "SCALES": self.kind,
+            "num_warps": config.warps,
+            **({"launch_pdl": True} if overlap else {}),
+            **launch_options(self.x, self.delta),
+        }
+
+
+def _launch_pairs(product: _Product, out: torch.Tensor, overlap: bool, config: PairsConfig) -> None:
+    x, delta, small = product.x, product.delta, product.small
+    tiles, leading = cdiv(product.width, config.block_n), leading_programs(x.shape[0], delta)
+    programs = min(tiles, (config.programs or tiles) * processors(x.device))
+    options = product.options(config, overlap) | {"STAY": programs < tiles, "COMPILED": x.is_cuda}
+    if delta is not None:
+        options["maxnreg"] = MAX_PAIRS_REGISTERS // config.warps
+    if small is not None:
+        options |= small.options()
+        leading = small.programs
+    skinny_pairs_kernel[(leading + programs,)](*product.arguments(out), **options)
+
+
+def _launch(product: _Product, out: torch.Tensor, overlap: bool, config: SkinnyConfig) -> None:
+    width_in = product.x.shape[1]
+    ahead = config.prefetch if overlap and width_in * product.weight.itemsize % 16 == 0 else 0
+    options = product.options(config, overlap) | {
+        "DOT": config.dot,
+        "SLICES": slices(config, blocks=product.kind == "block"),
+        "PRELOAD": config.preload,
+        "PREFETCH": min(ahead, width_in),
+    }
+    programs = leading_programs(product.x.shape[0], product.delta) + cdiv(product.width, config.block_n)
+    skinny_kernel[(programs,)](*product.arguments(out), **options)
 
 
 def direct_linear(
