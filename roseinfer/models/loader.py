@@ -282,6 +282,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _open(path: Path) -> Any:
     try:
+        path.open("rb").close()  # safe_open says of any failure that there is no such file
         return safe_open(path, framework="pt", device="cpu").__enter__()
+    except OSError as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise UnsupportedModelError(f"{path} is not a safetensors file: {error}") from error

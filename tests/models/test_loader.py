@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,20 @@ def test_missing_unexpected_and_misshaped_tensors_are_named(llama: Path) -> None
     refuse({**whole, name: torch.zeros(48, 32, dtype=torch.int8)}, rf"{name} has dtype I8")
     refuse({**whole, "model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, r"layers\.0\.self_attn\.q_proj\.bias")
     refuse({**whole, "model.layers.2.mlp.up_proj.weight": torch.zeros(48, 32)}, r"layers\.2\.mlp\.up_proj")
+
+
+def test_weights_that_may_not_be_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root reads files of any mode, so the system's error is raised here."""
+    opened = Path.open
+
+    def open_(path: Path, *how: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *how)
+
+    monkeypatch.setattr(Path, "open", open_)
+    with pytest.raises(UnsupportedModelError, match=r"model\.safetensors cannot be read: Permission denied$"):
+        load(llama)
 
 
 def test_folders_without_weights(llama: Path) -> None:
