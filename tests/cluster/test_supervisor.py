@@ -133,6 +133,12 @@ class FakeProcess:
         self.closed = True
 
 
+@pytest.fixture(autouse=True)
+def folder_of_recordings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run in an empty folder: a restart makes the file that its engine would record to."""
+    monkeypatch.chdir(tmp_path)
+
+
 class Scene:
     """Supervisor of fake processes, `made` in the order of their starts. `script` is called with each new one."""
 
