@@ -186,6 +186,7 @@ class SupervisedEngine:
 
     async def _bring_up(self, run: EngineRun) -> None:
         await run.connect()
+        self._check_files(run.info)
         self.info = run.info
         self._longest_start_s = max(self._longest_start_s, run.age_s)
         self._heartbeat = HeartbeatMonitor(self._late_s, self._timeout_s, computes=run.info.facts.device == "cpu")
@@ -196,6 +197,14 @@ class SupervisedEngine:
             self.first.set_result(run.info)
         elif self._loop.number > 1:
             log.info("%s is up again", self.name)
+
+    def _check_files(self, info: EngineInfo) -> None:
+        if self.info is not None and info.files != self.info.files:
+            log.error(
+                "%s: the model's files have changed since the start before, so its outputs may differ from those of "
+                "other engines: restart the server",
+                self.name,
+            )
 
     async def _until_end(self, run: EngineRun) -> None:
         """Return when the process has ended, or is to be replaced."""

@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
@@ -28,6 +29,7 @@ TEXT_FILES = (
     "sentence_bert_config.json",
 )
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+_READ_SUFFIXES = {".json", ".jinja", ".safetensors"}
 MAX_LISTED_COUNT = 12  # GGUF files that an error names
 MAX_ENTRIES_COUNT = 1000  # files of a folder that are compared with a wrong name
 MIN_SIMILARITY_SHARE = 0.75
@@ -198,6 +200,21 @@ def model_folder(config: ModelConfig) -> Path:
     return resolve_model(
         config.model, config.revision, config.download_dir, gguf_file=config.gguf_file, weights=not dummy
     )
+
+
+def states_of_files(model: Path) -> str:
+    """Return a hash of names, sizes and times of a model's files; empty if they cannot be listed.
+
+    `model`: its folder or GGUF file.
+    """
+    try:
+        paths = [model] if model.is_file() else sorted(model.iterdir())
+        read = [path for path in paths if path == model or path.suffix in _READ_SUFFIXES]
+        stats = [(path.name, path.stat()) for path in read]
+    except OSError:
+        return ""
+    states = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return hashlib.sha256("\n".join(states).encode()).hexdigest()
 
 
 def tokenizer_folder(config: ModelConfig) -> Path:

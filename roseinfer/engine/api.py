@@ -80,6 +80,7 @@ class EngineInfo:
     and V. `seed`: seeds the requests that name none. `prefix_caching`: prompts share cached prefixes. `ranks`:
     processes that share the model. `calibrated`: costs of its cost file; None without. `adapters`: LoRA adapters given
     at the start; `Engine.adapters` has the present ones. `adapters_change`: clients may load and drop adapters.
+    `files`: another text for other files of the model, by their sizes and times; empty if unknown.
     """
 
     model: str
@@ -94,6 +95,7 @@ class EngineInfo:
     calibrated: StepCost | None = None
     adapters: tuple[Adapter, ...] = ()
     adapters_change: bool = False
+    files: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roseinfer.config.hub import tokenizer_folder
+from roseinfer.config.hub import states_of_files, tokenizer_folder
 from roseinfer.core.adapters import AdapterFiles
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import PRICED, EngineConfig
@@ -104,6 +104,7 @@ def _build(
     rank_host: RankHost | None,
 ) -> tuple[Core, EngineInfo]:
     started_s = time.monotonic()
+    model_files = states_of_files(folder)  # before they are read, so that a later change is seen
     record = config.profile.record
     recorder = None if record is None else engine_recorder(record)
     files: AdapterFiles | None = None
@@ -116,10 +117,11 @@ def _build(
         config, built, runner, observer = _build_runner(config, folder, observer, rank_host)
         facts, files = built.facts, built.adapters
     try:
-        return _build_core(config, runner, facts, observer, learnt, publisher, recorder, files, started_s)
+        core, info = _build_core(config, runner, facts, observer, learnt, publisher, recorder, files, started_s)
     except BaseException:
         runner.close()
         raise
+    return core, replace(info, files=model_files)
 
 
 def _build_core(

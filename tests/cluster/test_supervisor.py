@@ -404,6 +404,21 @@ def test_a_restart_that_fails_is_a_death() -> None:
     play(act, script=fails)
 
 
+def test_a_restart_with_other_files_of_the_model_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def changes(process: FakeProcess) -> None:
+        process.info = changed(INFO, files="old" if process.number < 3 else "new")
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        for number in (2, 3, 4):
+            scene.now().die()
+            await scene.ready(number)
+            reports = caplog.text.count("engine 0: the model's files have changed since the start before")
+            assert reports == (number >= 3)
+
+    play(act, script=changes)
+
+
 def test_when_the_only_engine_cannot_come_back_its_last_error_is_raised() -> None:
     def fails(process: FakeProcess) -> None:
         if process.number > 1:

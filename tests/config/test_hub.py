@@ -1,5 +1,6 @@
 """Folder that a model name resolves to. The hub is replaced by a fake."""
 
+import os
 from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +12,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from roseinfer.config import hub
-from roseinfer.config.hub import cached_model, model_folder, resolve_model, tokenizer_folder
+from roseinfer.config.hub import cached_model, model_folder, resolve_model, states_of_files, tokenizer_folder
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
 
@@ -347,3 +348,15 @@ def test_a_folder_of_the_user_beats_a_packaged_shape(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     config = ModelConfig(model="gpt2", load_format="dummy")
     assert hub.model_folder(config) == hub.tokenizer_folder(config) == Path("gpt2")
+
+
+def test_files_of_a_model_that_are_replaced_have_another_state(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("first")
+    first = states_of_files(tmp_path)
+    (tmp_path / "notes.txt").write_text("no file of the model")
+    assert states_of_files(tmp_path) == first
+    os.utime(tmp_path / "model.safetensors", ns=(0, 0))
+    assert states_of_files(tmp_path) != first
+    assert states_of_files(tmp_path / "config.json") not in (first, states_of_files(tmp_path))  # as a GGUF file
+    assert states_of_files(tmp_path / "gone") == ""
