@@ -201,7 +201,7 @@ class SupervisedEngine:
     def _check_files(self, info: EngineInfo) -> None:
         if self.info is not None and info.files != self.info.files:
             log.error(
-                "%s: the model's files have changed since the start before, so its outputs may differ from those of "
+                "%s: the model's files have changed since it last started, so its outputs may differ from those of "
                 "other engines: restart the server",
                 self.name,
             )

@@ -413,7 +413,7 @@ def test_a_restart_with_other_files_of_the_model_is_reported(caplog: pytest.LogC
         for number in (2, 3, 4):
             scene.now().die()
             await scene.ready(number)
-            reports = caplog.text.count("engine 0: the model's files have changed since the start before")
+            reports = caplog.text.count("engine 0: the model's files have changed since it last started")
             assert reports == (number >= 3)
 
     play(act, script=changes)

@@ -141,5 +141,5 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except StoreFailedError as error:
-        message = "The stored responses cannot be read just now"
+        message = "The stored responses cannot be read or changed at the moment"
         raise unavailable("response_store_failed", message, STORE_RETRY_S) from error
