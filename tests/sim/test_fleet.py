@@ -84,8 +84,8 @@ def test_every_router_uses_all_engines(router: str) -> None:
 
 def test_a_slow_engine_gets_less_from_who_sees_it() -> None:
     def slow_share(router: str) -> tuple[float, float]:
-        found = run(arrivals(60, 20.0), FleetPlan(2, router, slow=(1.0, 2.0)))
-        return found.engines[1].placed / 60, adherence(found.simulation.lifetimes) or 0.0
+        found = run(arrivals(40, 20.0), FleetPlan(2, router, slow=(1.0, 2.0)))
+        return found.engines[1].placed / 40, adherence(found.simulation.lifetimes) or 0.0
 
     (share, kept), (blind_share, blind) = slow_share("pace"), slow_share("round-robin")
     assert blind_share == pytest.approx(0.5, abs=0.1)
@@ -173,7 +173,7 @@ def test_nothing_is_lost_or_doubled_when_engines_die_and_come_back(
 # --- the command ------------------------------------------------------------------------------------------------
 def command(tmp_path: Path, *args: str) -> dict:
     file = tmp_path / "out.json"
-    common = ["simulate", "--setup", "scorpio-8b", "--num-requests", "24", "--jobs", "1", "--json", str(file)]
+    common = ["simulate", "--setup", "scorpio-8b", "--num-requests", "16", "--jobs", "1", "--json", str(file)]
     assert cli.main([*common, *args]) == 0
     return json.loads(file.read_text())
 

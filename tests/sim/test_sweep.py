@@ -154,7 +154,7 @@ def test_adherence_by_tenant_and_how_equal_it_is() -> None:
 
 def test_the_error_of_the_cost_model_over_the_run() -> None:
     """The policy believes in a machine a fifth faster: rho catches up within the first tenth, and stays."""
-    arrivals = SCORPIO_8B.mix.requests(poisson(7.0, 100, 0), 0)
+    arrivals = SCORPIO_8B.mix.requests(poisson(7.0, 50, 0), 0)
     config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     quiet = replace(SCORPIO_8B.machine, noise=0.0)
     right, wrong = (simulate(arrivals, config, machine) for machine in (quiet, quiet.misjudged(1.25)))
@@ -209,7 +209,7 @@ def test_every_policy_sees_the_same_arrivals() -> None:
 
 
 def test_slack_beats_scorpio_and_fifo_past_saturation() -> None:
-    found = {point["policy"]: point["adherence"] for point in sweep("fifo", "scorpio", "slack", requests=150)}
+    found = {point["policy"]: point["adherence"] for point in sweep("fifo", "scorpio", "slack", requests=130)}
     assert max(found["fifo"], found["scorpio"]) < found["slack"]
 
 
@@ -272,7 +272,7 @@ def test_a_slower_machine_than_the_model_believes_costs_little() -> None:
 
 
 def test_true_lengths_show_who_was_refused_without_need() -> None:
-    point = sweep("slack", rate=22.0, requests=110, false_rejects=True)[0]
+    point = sweep("slack", rate=22.0, requests=80, false_rejects=True)[0]
     assert 0 < point["false_rejected"] < point["rejected"]
 
 
@@ -308,7 +308,7 @@ def test_a_policys_option_in_a_comparison(tmp_path: Path) -> None:
 
 
 def test_a_comparison_of_best_effort_only(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "simulate --policies fifo,sarathi --rates 5 --requests 20 --jobs 1"
+    flags = "simulate --policies fifo,sarathi --rates 5 --requests 10 --jobs 1"
     assert cli.main(flags.split()) == 0
     printed = capsys.readouterr().out
     assert "best effort" in printed and "wait p50 ms" in printed
@@ -381,7 +381,7 @@ def test_capacity_at_objectives_of_ones_own(tmp_path: Path, capsys: pytest.Captu
     """A step takes 10 ms and more: 20 ms a token can be kept, 9 ms cannot."""
     file = tmp_path / "classes.toml"
     file.write_text("[classes.chat]\nttft_ms = 500\ntpot_ms = 20\n")
-    flags = f"simulate --slo-classes {file} --step-ms 10 --row-us 800 --context-ns 0 --requests 30 --policies slack"
+    flags = f"simulate --slo-classes {file} --step-ms 10 --row-us 800 --context-ns 0 --requests 16 --policies slack"
     out = tmp_path / "capacity.json"
     assert cli.main([*flags.split(), "--capacity", "--target", "0.9", "--jobs", "1", "--json", str(out)]) == 0
     assert "class chat (TTFT 500 ms, TPOT 20 ms) is the limit" in capsys.readouterr().out
@@ -398,9 +398,7 @@ def test_a_policy_that_keeps_nothing_does_not_end_the_comparison(
     """A step takes 10 ms, and 9 ms a token are asked for."""
     file, out = tmp_path / "classes.toml", tmp_path / "out.json"
     file.write_text("[classes.chat]\nttft_ms = 500\ntpot_ms = 9\n")
-    flags = (
-        f"simulate --slo-classes {file} --step-ms 10 --row-us 100 --context-ns 0 --requests 20 --policies fifo,slack"
-    )
+    flags = f"simulate --slo-classes {file} --step-ms 10 --row-us 100 --context-ns 0 --requests 8 --policies fifo,slack"
     assert cli.main([*flags.split(), "--capacity", "--target", "0.9", "--jobs", "1", "--json", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["fifo", "slack"]

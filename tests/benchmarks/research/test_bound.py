@@ -205,7 +205,7 @@ def test_equal_lengths_are_known() -> None:
 
 def test_with_experts_it_is_above_what_a_policy_reaches_and_says_more_than_without_them() -> None:
     setup = SETUPS["moe-30b"]
-    arrivals = setup.mix.requests(poisson(6.0, 120, 3), 3)
+    arrivals = setup.mix.requests(poisson(6.0, 80, 3), 3)
     found = simulate(arrivals, scheduler_config(scheduling_policy="slack"), setup.machine)
     reached = sum(life.good for life in found.lifetimes) / len(arrivals)
     bound = fluid_bound(arrivals, setup.machine)

@@ -198,7 +198,7 @@ def test_a_prompt_alone_is_judged_with_all_the_experts_that_it_reads() -> None:
     assert made.admitted(made.begin()) == {"in time": 100}
 
 
-def attained(known: CostParams, mix: RequestMix, rate: float, count: int = 80) -> tuple[float, float]:
+def attained(known: CostParams, mix: RequestMix, rate: float, count: int = 60) -> tuple[float, float]:
     """Shares that are good, and that were accepted in vain."""
     arrivals = [replace(each, predicted_len=None) for each in requests(mix, rate, count, seed=1)]
     machine = Machine(FP8, noise=0.03, max_model_len=2048, num_kv_blocks=20_000, prefix_caching=False)
