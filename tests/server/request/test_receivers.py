@@ -309,12 +309,12 @@ def test_a_client_that_does_not_read_gets_all_of_it_later(server: LiveServer, fi
 
 
 def unchunked(raw: bytes) -> str:
-    _, _, rest = raw.partition(b"\r\n\r\n")
-    parts = []
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        parts.append(rest[: int(size, 16)])
-        rest = rest[int(size, 16) + 2 :]
+    at, parts = raw.index(b"\r\n\r\n") + 4, []
+    while at < len(raw):
+        start = raw.index(b"\r\n", at) + 2
+        end = start + int(raw[at : start - 2], 16)
+        parts.append(raw[start:end])
+        at = end + 2
     return b"".join(parts).decode()
 
 
