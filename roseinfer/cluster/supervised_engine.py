@@ -10,7 +10,7 @@ from typing import Protocol
 from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock
-from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
+from roseinfer.core.errors import EngineDeadError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, carry_counters
 from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
@@ -18,7 +18,7 @@ from roseinfer.engine.client import EngineMonitor
 from roseinfer.engine.messages import DrainEngine, EngineMessage
 from roseinfer.engine.process_transport import EngineProcess
 from roseinfer.processes.heartbeat import CHECK_INTERVAL_S, HeartbeatAge, HeartbeatMonitor
-from roseinfer.processes.supervise import POLL_S, RestartLimits, RestartLoop, Restarts, finish, until
+from roseinfer.processes.supervise import POLL_S, LaunchError, RestartLimits, RestartLoop, Restarts, finish, until
 
 log = logging.getLogger("roseinfer.cluster.supervisor")
 
@@ -175,7 +175,7 @@ class SupervisedEngine:
             return error
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            return ResourceError(f"cannot start an engine process: {reason}")
+            return LaunchError(f"cannot start an engine process: {reason}")
         finally:
             self.launched.set()
             self._present = None

@@ -3,7 +3,7 @@
 `RestartLoop` runs one child again and again; what a run is, its owner says::
 
     async def run_once(number: int) -> Exception | None:
-        child = launch(...)              # an OSError is a death, too
+        child = launch(...)              # an OSError is returned as `LaunchError`, which is no death
         try:
             code = await child.wait()
             return None if self._stopped_on_purpose else EngineDeadError(describe_exit(code))
@@ -27,9 +27,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from roseinfer.core.clock import Clock
+from roseinfer.core.errors import ResourceError
 
 POLL_S = 0.05
 Result = TypeVar("Result")
+
+
+class LaunchError(ResourceError):
+    """The system has no process, memory or descriptor for a child at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,16 @@ class Restarts:
         limits, now_s = self.limits, self._clock.now()
         self.deaths += 1
         self._recent.append(now_s)
-        delay_s = limits.delays_s[min(self._in_a_row, len(limits.delays_s) - 1)]
-        self._in_a_row += 1
+        delay_s = self.launch_failed()
         if len(self._recent) == limits.max_deaths and now_s - self._recent[0] <= limits.window_s:
             return None
+        return delay_s
+
+    def launch_failed(self) -> float:
+        """Return seconds until the next try of a launch, which may fail for as long as the system lacks resources."""
+        delays_s = self.limits.delays_s
+        delay_s = delays_s[min(self._in_a_row, len(delays_s) - 1)]
+        self._in_a_row += 1
         return delay_s
 
     def forgive(self) -> None:
@@ -126,7 +137,8 @@ class RestartLoop:
         self.restart_requested.set()
 
     async def _pause(self, error: Exception) -> None:
-        delay_s = self._restarts.died()
+        is_death = not isinstance(error, LaunchError)
+        delay_s = self._restarts.died() if is_death else self._restarts.launch_failed()
         self.given_up = delay_s is None
         self._on_death(error, delay_s)
         if delay_s is None:

@@ -392,14 +392,27 @@ def test_a_restart_that_fails_is_a_death() -> None:
     def fails(process: FakeProcess) -> None:
         if process.number == 2:
             process.fails = ConfigError("no memory is left")
-        if process.number == 3:
-            process.spawn_fails = OSError(errno.EAGAIN, "fork")
 
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now().die()
-        await scene.ready(4)
-        assert scene.supervisor.reports()[0].deaths == 3
+        await scene.ready(3)
+        assert scene.supervisor.reports()[0].deaths == 2
+
+    play(act, script=fails)
+
+
+def test_launches_are_tried_for_as_long_as_the_system_lacks_resources(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(process: FakeProcess) -> None:
+        if 2 <= process.number < 12:
+            process.spawn_fails = OSError(errno.EMFILE, "pipe")
+
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        scene.now().die()
+        await scene.ready(12)
+        assert scene.supervisor.reports()[0].deaths == 1 and not scene.supervisor.failure.done()
+        assert caplog.text.count("cannot start an engine process: Too many open files. Restarting it in") == 10
 
     play(act, script=fails)
 
