@@ -14,10 +14,10 @@ COST = CostParams(4.6e-3, 17e-6, 4e-9, 13e-6, 34e-9, load_s=45e-6, store_s=45e-6
 
 
 def turns(seed: int, gap_s: float) -> list[Arrival]:
-    """Twelve conversations that take turns at random, six times each; a turn begins with all before it."""
+    """Twelve conversations that take turns at random, five times each; a turn begins with all before it."""
     rng = random.Random(seed)
     said: list[list[int]] = [[of] for of in range(12)]
-    order = [of for of in range(12) for _ in range(6)]
+    order = [of for of in range(12) for _ in range(5)]
     rng.shuffle(order)
     arrivals, at_s = [], 0.0
     for of in order:
