@@ -127,6 +127,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._on_closed()
 
     def data_received(self, data: bytes) -> None:
+        if self._late_rejection is not None:  # the parser would keep an endless head
+            return
         self._read_bytes = len(data)
         try:
             # Only heads are searched: bodies can be long.
@@ -154,8 +156,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return False
         if self.scope["http_version"] == "1.0" or self.scope["scheme"] == "https":  # TLS cannot be half closed
             return False
-        if not self._reads_no_more:
-            self._reads_no_more = True
+        self._reads_no_more = True
+        if self._probe_timer is None:
             self._probe(0)
         return True
 
@@ -241,7 +243,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._on_slow_head)
 
     def _on_slow_head(self) -> None:
-        if self.flow.read_paused:  # earlier requests of a pipeline are being served: the server has stopped reading
+        if self._is_answering():  # closing would cut that answer off, and the server may have stopped reading
             self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._on_slow_head)
         else:
             self.transport.close()
@@ -251,6 +253,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _is_answering(self) -> bool:
+        """True if a request that has arrived as a whole has no complete answer yet."""
+        return any(each.body_complete and not each.response_complete for each in self._client_connections)
+
     def _close_after_answers(self) -> None:
         if self._late_rejection is not None:
             self._send_rejection(self._late_rejection)
@@ -259,7 +265,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _send_rejection(self, error: ApiError) -> None:
         """Send an error and disconnect, after the answers to earlier requests: it would become a part of them."""
-        if any(each.body_complete and not each.response_complete for each in self._client_connections):
+        if self._is_answering():
             self._reads_no_more, self._late_rejection = True, error
             self._stop_head_timer()
             return

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -258,6 +259,37 @@ def test_a_broken_body_after_a_request_is_rejected_after_its_answer(serve: Serve
     assert answer.startswith(b"HTTP/1.1 200 OK") and b"Invalid HTTP request" in rejection
 
 
+def test_what_follows_a_rejected_head_is_not_kept(serve: Serve) -> None:
+    server = serve()
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        server.until(lambda: len(server.engine.live) == 1)
+        tracemalloc.start()
+        connection.sendall(HEAD + b"x: ")
+        for _ in range(128):
+            connection.sendall(bytes(2**16).replace(b"\0", b"y"))
+        server.call(server.engine.release)
+        answers = read_all(connection)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert b"HTTP/1.1 200 OK" in answers and b"HTTP/1.1 431" in answers
+    assert most < 2**22
+
+
+def test_an_unfinished_head_after_a_request_does_not_cut_its_answer_off(serve: Serve) -> None:
+    server = serve(limits={"header_timeout_s": 0.05})
+    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        server.until(lambda: len(server.engine.live) == 1)
+        connection.sendall(b"POST /v1")
+        time.sleep(0.2)
+        server.call(server.engine.release)
+        assert read_all(connection).count(b"HTTP/1.1 200 OK") == 1
+    assert server.engine.cancelled == []
+
+
 # --- half-closed --------------------------------------------------------------------------------------------------
 def send_all(server: LiveServer, data: bytes) -> socket.socket:
     """Send a request and close the sending side of the connection."""
@@ -315,4 +347,14 @@ def test_a_half_closed_client_that_leaves_is_noticed(serve: Serve, stream: bool)
     with send_all(server, http_post("/v1/completions", {"prompt": "x", "stream": stream})) as connection:
         server.until(lambda: len(server.engine.live) == 1)
         connection.recv(12)
+    server.until(lambda: len(server.engine.cancelled) == 1)
+
+
+def test_a_client_that_leaves_after_garbage_is_noticed(serve: Serve) -> None:
+    server = serve()
+    server.engine.script = lambda request: [Wait()]
+    with server.connect() as connection:
+        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
+        server.until(lambda: len(server.engine.live) == 1)
+        connection.sendall(b"POST garbage\r\n\r\n")
     server.until(lambda: len(server.engine.cancelled) == 1)
