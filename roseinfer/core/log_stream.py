@@ -30,13 +30,16 @@ class LogStream:
         self._encoding = encoding
         self._lock = threading.Lock()
         self._dropped_count = 0
+        self._prefix = b""  # ends a line of which only a part was sent
 
     def write(self, text: str) -> None:
-        data = text.encode(self._encoding, "backslashreplace")
+        data = self._prefix + text.encode(self._encoding, "backslashreplace")
         if not self._dropped_count:
-            with contextlib.suppress(BlockingIOError):
-                data = data[self._send(data) :]
-            if not data or self._send_within(MAX_WAIT_S, data):
+            left = self._send_now(data)
+            left = left and self._send_within(MAX_WAIT_S, left)
+            if len(left) < len(data):
+                self._prefix = b"\n" if left else b""
+            if not left:
                 return
         with self._lock:
             self._dropped_count += 1
@@ -46,13 +49,18 @@ class LogStream:
     def flush(self) -> None:
         """Do nothing: lines do not wait."""
 
-    def _send_within(self, timeout_s: float, data: bytes) -> bool:
-        """Return True if the reader makes room for all of `data` in time."""
+    def _send_now(self, data: bytes) -> bytes:
+        """Send what there is room for, and return the rest."""
+        with contextlib.suppress(BlockingIOError):
+            return data[self._send(data) :]
+        return data
+
+    def _send_within(self, timeout_s: float, data: bytes) -> bytes:
+        """Return the rest of `data` for which the reader makes no room in time."""
         deadline_s = time.monotonic() + timeout_s
         while data and (left_s := deadline_s - time.monotonic()) > 0 and self._has_room(left_s):
-            with contextlib.suppress(BlockingIOError):
-                data = data[self._send(data) :]
-        return not data
+            data = self._send_now(data)
+        return data
 
     def _has_room(self, timeout_s: float | None) -> bool:
         """Wait for room, or until the reader has left; None: however long it takes."""
@@ -73,8 +81,10 @@ class LogStream:
         log.warning("lines of the log were dropped, as nothing read standard error: %d", count)
 
 
-def log_stream(stream: TextIO) -> TextIO:
+def log_stream(stream: TextIO | None) -> TextIO | None:
     """Return a `LogStream` instead of a pipe, terminal or socket, and any other stream itself."""
+    if stream is None:  # Python was started with a closed standard error
+        return None
     try:
         descriptor = stream.fileno()
         mode = os.fstat(descriptor).st_mode
