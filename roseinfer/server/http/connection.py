@@ -194,8 +194,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
         connection = ClientConnection(self._buffer, self.cycle)
-        open_ = [each for each in self._client_connections if not each.response_complete]
-        self._client_connections = (*open_, connection)
+        self._client_connections = (*[one for one in self._client_connections if not one.response_complete], connection)
         self.scope["extensions"] = {EXTENSION: connection}  # type: ignore[dict-item]
 
     def _check_head(self) -> ApiError | None:
