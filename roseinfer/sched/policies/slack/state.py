@@ -111,8 +111,9 @@ class SlackState:
 
     @property
     def smallest_s(self) -> float:
-        """Tightest TPOT objective of the running requests, inf without one."""
-        return min([self.batch.smallest_s, *[track.step_pace_s for track in self.ledger.filling.values()]])
+        """Tightest promised TPOT objective of the running requests, inf without one."""
+        promised = [track.step_pace_s for track in self.ledger.filling.values() if track.is_promised]
+        return min([self.batch.smallest_s, *promised])
 
     def demand_with(self, demand: Demand, track: SlackTrack, prefill_s: float, now_s: float) -> Demand:
         """Return the demand with one more request; a request without promises adds nothing."""

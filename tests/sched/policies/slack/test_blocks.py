@@ -2,6 +2,7 @@
 
 import pytest
 
+from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt, Request, RequestMeta, Status
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
@@ -176,3 +177,13 @@ def test_who_is_far_ahead_keeps_its_blocks() -> None:
     old.planned = old.computed = len(old.tokens) - 1
     made.wait("new", 160, predicted=320, ttft_s=9.0, tpot_s=0.050)
     assert list(made.admitted(made.begin())) == []
+
+
+def test_a_demoted_request_that_starts_again_sets_no_pace() -> None:
+    made = state()
+    lost = made.run("lost", tpot_s=0.030, predicted=3, first_s=-1.0)
+    held(made, "fine", 10, tpot_s=0.3)
+    preempt(made, lost)
+    made.start(lost)
+    found = made.policy.promise(Promise(0.0), 16, lambda request: request.remaining)
+    assert found.smallest_s == 0.3
