@@ -112,8 +112,8 @@ def bound_whole(state: SlackState, track: SlackTrack) -> None:
     arrival_s = track.request.arrival_s
     whole_s = track.end_s - arrival_s
     latest_s = _latest_s(state, track, max(MIN_PACE_STEPS * state.alone_s(track), state.recent_step_s))
-    if latest_s < track.ttft_s:
-        track.ttft_s, track.due_s = latest_s, min(track.due_s, arrival_s + latest_s)
+    if arrival_s + latest_s < track.due_s:
+        track.ttft_s, track.due_s, track.margin_s = latest_s, arrival_s + latest_s, 0.0
     pace_s = (1 - MIN_FIRST_SHARE) * whole_s / max(1.0, track.length)
     pace_s = max(pace_s, MIN_WHOLE_PACE_STEPS * state.alone_s(track))
     track.tpot_s = min(track.tpot_s, pace_s)

@@ -133,7 +133,7 @@ class SlackPolicy:
         decode_s = state.decode_s(len(track.tokens), tokens) + tokens * expert_s
         track.weight = state.token_s(len(track.tokens), track.length) / track.step_pace_s
         if request.has_run and track.anchor_s < inf and track.is_promised:  # its next token is due, not its first
-            track.due_s = track.next_due_s
+            track.due_s, track.margin_s = track.next_due_s, 0.0
             state.preempted[request.request_id] = track
         track.excess = state.tenants.excess(request.tenant, request.arrival_s)
         track.work_s = prefill_s + decode_s

@@ -19,9 +19,9 @@ class SlackTrack(Track):
     limit; `weight`: share of the machine that its tokens take; `excess`: of its tenant over its share.
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
-    `uncached`: prompt tokens to compute, as of the first look. `latest_s`: when its whole prompt has to start at the
-    latest. `idle_s`: time of its last token while it skips steps or decodes in spare time; `idle_step`: the last step
-    that it skipped.
+    `uncached`: prompt tokens to compute, as of the first look. `margin_s`: time from `due_s` to the end of the
+    objective. `latest_s`: when its whole prompt has to start at the latest. `idle_s`: time of its last token while it
+    skips steps or decodes in spare time; `idle_step`: the last step that it skipped.
     """
 
     def __init__(self, request: Request) -> None:
@@ -37,8 +37,8 @@ class SlackTrack(Track):
 
     def promise_first_token(self, ttft_s: float) -> None:
         """Set its TTFT objective (inf: none) and, with a margin, the deadline of its first token."""
-        margin_s = min(FIRST_TOKEN_MARGIN_S, MAX_FIRST_TOKEN_MARGIN_SHARE * ttft_s)
-        self.ttft_s, self.due_s = ttft_s, self.request.arrival_s + ttft_s - margin_s
+        self.margin_s = min(FIRST_TOKEN_MARGIN_S, MAX_FIRST_TOKEN_MARGIN_SHARE * ttft_s)
+        self.ttft_s, self.due_s = ttft_s, self.request.arrival_s + ttft_s - self.margin_s
 
     @property
     def can_wait(self) -> bool:

@@ -13,7 +13,7 @@ from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
 from roseinfer.sched.policies.slack.machine import MAX_STRETCH_RATIO, MIN_PREFILL_SHARE, StepMachine
-from roseinfer.sched.policies.slack.requests import FIRST_TOKEN_MARGIN_S, SlackTrack
+from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, DraftRoom, View
 
@@ -127,7 +127,7 @@ class SlackStep:
         track = prompt.track
         if not track.is_promised:
             return 0 if prompt.aged else 2, False, 0.0
-        late = track.due_s + FIRST_TOKEN_MARGIN_S < self._now_s + self._left_s(prompt)
+        late = track.due_s + track.margin_s < self._now_s + self._left_s(prompt)
         return 1, late, min(track.due_s, track.request.arrival_s + self._state.tuning.ageing_s)
 
     def _left_s(self, prompt: StepPrompt) -> float:

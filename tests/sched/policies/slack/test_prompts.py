@@ -60,6 +60,14 @@ def test_one_that_only_its_margin_makes_late_keeps_its_turn() -> None:
     assert chunks(made, made.begin()) == {"close": 500, "fine": 100}
 
 
+def test_one_that_misses_a_short_objective_comes_last() -> None:
+    """A prompt whose 20 ms end 2 ms after its TTFT does, which has a margin of 0.9 ms."""
+    made = state(budget=36)
+    filling(made, "late", 20, ttft_s=0.018)
+    filling(made, "fine", 20, ttft_s=2.0)
+    assert chunks(made, made.begin()) == {"fine": 20, "late": 16}
+
+
 # --- who starts beside those that have ----------------------------------------------------------------------------
 @pytest.mark.parametrize(("due_s", "starts"), [(6.0, True), (3.0, False)])
 def test_a_prompt_that_starts_makes_no_other_in_line_late(due_s: float, starts: bool) -> None:
