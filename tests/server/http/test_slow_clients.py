@@ -260,20 +260,19 @@ def test_a_broken_body_after_a_request_is_rejected_after_its_answer(serve: Serve
 
 
 def test_what_follows_a_rejected_head_is_not_kept(serve: Serve) -> None:
+    """A head of 32 MiB, most of which the server has read when all is sent: the kernel keeps less."""
     server = serve()
-    server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
+    server.engine.script = lambda request: [Wait()]
     with server.connect() as connection:
         connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
         server.until(lambda: len(server.engine.live) == 1)
         tracemalloc.start()
         connection.sendall(HEAD + b"x: ")
-        for _ in range(128):
-            connection.sendall(bytes(2**16).replace(b"\0", b"y"))
-        server.call(server.engine.release)
-        answers = read_all(connection)
+        for _ in range(512):
+            connection.sendall(b"y" * 2**16)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert b"HTTP/1.1 200 OK" in answers and b"HTTP/1.1 431" in answers
+        assert server.engine.cancelled == []
     assert most < 2**22
 
 
