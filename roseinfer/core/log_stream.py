@@ -13,15 +13,17 @@ from typing import TextIO, cast
 
 log = logging.getLogger(__name__)
 
-# Longest wait for a reader that is slow.
+# Longest wait for a reader that is slow, and waits for one that stays slow, of the time.
 MAX_WAIT_S = 1.0
+MAX_WAIT_SHARE = 0.1
 
 
 class LogStream:
-    """Pipe, terminal or socket whose lines are dropped once nothing has been read for `MAX_WAIT_S`.
+    """Pipe, terminal or socket whose lines are dropped once they have waited for room for `MAX_WAIT_S`.
 
-    When there is room again, a warning says how many. `send` returns the number of bytes for which `descriptor` had
-    room; it raises `BlockingIOError` if it had none.
+    Lines after that wait at most `MAX_WAIT_SHARE` of the time. When there is room again, a warning says how many were
+    dropped. `send` returns the number of bytes for which `descriptor` had room; it raises `BlockingIOError` if it had
+    none.
     """
 
     def __init__(self, descriptor: int, send: Callable[[bytes], int], encoding: str) -> None:
@@ -30,13 +32,14 @@ class LogStream:
         self._encoding = encoding
         self._lock = threading.Lock()
         self._dropped_count = 0
+        self._budget_s, self._waited_s = MAX_WAIT_S, time.monotonic()  # for waits, as of the end of the last one
         self._prefix = b""  # ends a line of which only a part was sent
 
     def write(self, text: str) -> None:
         data = self._prefix + text.encode(self._encoding, "backslashreplace")
         if not self._dropped_count:
             left = self._send_now(data)
-            left = left and self._send_within(MAX_WAIT_S, left)
+            left = left and self._send_slowly(left)
             if len(left) < len(data):
                 self._prefix = b"\n" if left else b""
             if not left:
@@ -55,11 +58,15 @@ class LogStream:
             return data[self._send(data) :]
         return data
 
-    def _send_within(self, timeout_s: float, data: bytes) -> bytes:
+    def _send_slowly(self, data: bytes) -> bytes:
         """Return the rest of `data` for which the reader makes no room in time."""
-        deadline_s = time.monotonic() + timeout_s
-        while data and (left_s := deadline_s - time.monotonic()) > 0 and self._has_room(left_s):
+        start_s = now_s = time.monotonic()
+        budget_s = min(MAX_WAIT_S, self._budget_s + MAX_WAIT_SHARE * (start_s - self._waited_s))
+        while data and (left_s := start_s + budget_s - now_s) > 0 and self._has_room(left_s):
             data = self._send_now(data)
+            now_s = time.monotonic()
+        self._waited_s = time.monotonic()
+        self._budget_s = budget_s - (self._waited_s - start_s)
         return data
 
     def _has_room(self, timeout_s: float | None) -> bool:

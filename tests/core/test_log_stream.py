@@ -52,6 +52,9 @@ class Program:
     def await_written(self) -> None:
         assert self._process.stdout is not None and self._process.stdout.readline() == b"written\n"
 
+    def read_some(self, size: int) -> bytes:
+        return os.read(self._ours, size)
+
     def read_until(self, end: bytes) -> bytes:
         data = b""
         while end not in data:
@@ -99,6 +102,16 @@ def test_a_slow_reader_gets_all_lines(program: Program) -> None:
     data = program.read_until(f'"{LINES - 1} '.encode())
     program.await_written()
     assert len(messages(data + program.end())) == LINES + 1
+
+
+@pytest.mark.parametrize("program", ["pipe"], indirect=True)
+def test_a_reader_that_stays_too_slow_loses_lines(program: Program) -> None:
+    """Each line would have room within a second, but all waits together would take ten."""
+    data = b""
+    while DROPPED.encode() not in data and f'"{LINES - 1} '.encode() not in data:
+        data += program.read_some(4096)
+        time.sleep(0.05)
+    assert DROPPED.encode() in data
 
 
 @pytest.mark.parametrize("program", [("pipe", 9000)], indirect=True)
