@@ -145,11 +145,24 @@ def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
 
 
 def for_restart(config: EngineConfig, number: int) -> EngineConfig:
-    """Return the configuration of an engine's process `number`, whose records must not overwrite earlier ones."""
+    """Return the configuration of an engine's process `number`, whose records must not overwrite earlier ones. It goes
+    without those that cannot be written.
+    """
     if number == 1:
         return config
     profile = _own_files(config.profile, number)
-    return replace(config, profile=replace(profile, record=file_after_restart(profile.record)))
+    record, folder = file_after_restart(profile.record), _folder_after_restart(profile.profile)
+    return replace(config, profile=replace(profile, record=record, profile=folder))
+
+
+def _folder_after_restart(path: str | None) -> str | None:
+    if path is not None:
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            logger.error("profile: cannot make %s: %s; the engine restarts without traces", path, error.strerror)
+            return None
+    return path
 
 
 def check_memory(specs: Sequence[EngineSpec], folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Observation of a runner's steps: a span for each call, and traces of steps on the host and on the device."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,4 +126,17 @@ class TraceObserver:
         path = self._folder / f"trace-step-{self._first}.json"
         self._profiler.export_chrome_trace(str(path))
         self._profiler = None
-        log.info("a trace of %d steps is in %s", self._ended - self._first, path)
+        if _is_whole(path):
+            log.info("a trace of %d steps is in %s", self._ended - self._first, path)
+        else:
+            log.error("profile: a trace of %d steps could not be written to %s", self._ended - self._first, path)
+
+
+def _is_whole(path: Path) -> bool:
+    """True if the file ends as JSON does. The profiler raises no error if it cannot write one or all of it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-2, os.SEEK_END)
+            return file.read().rstrip().endswith(b"}")
+    except OSError:
+        return False

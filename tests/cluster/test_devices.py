@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roseinfer.cluster import devices
-from roseinfer.cluster.devices import EngineSpec, check_memory, engine_specs
+from roseinfer.cluster.devices import EngineSpec, check_memory, engine_specs, for_restart
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
@@ -311,3 +311,12 @@ def test_the_code_of_the_child_process_asks_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", devices.LIST_GPUS], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert done.stdout == "GPU 0\nGPU 1\n"
+
+
+def test_a_restarted_engine_goes_without_traces_if_their_folder_cannot_be_made(tmp_path: Path, caplog: Any) -> None:
+    config = make_engine_config(model="tiny", device="cpu", profile=str(tmp_path / "traces"))
+    assert for_restart(config, 1) == config
+    assert for_restart(config, 2).profile.profile == str(tmp_path / "traces" / "2")
+    (tmp_path / "traces" / "3").touch()
+    assert for_restart(config, 3).profile.profile is None
+    assert "the engine restarts without traces" in caplog.text

@@ -58,6 +58,16 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         TraceObserver(ProfileConfig(profile=str(tmp_path / "file" / "below")), cuda=False)
 
 
+def test_a_trace_that_cannot_be_written_is_an_error_in_the_log(tmp_path, caplog):
+    folder = tmp_path / "gone"
+    traced = LLM("tiny", **ENGINE, profile=str(folder), profile_steps=2, profile_start=(1,))
+    with caplog.at_level(logging.ERROR), traced as llm:
+        folder.rmdir()
+        llm.generate("def add(", SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == [f"profile: a trace of 2 steps could not be written to {folder / 'trace-step-1.json'}"]
+
+
 def test_options():
     assert ProfileConfig().profile is None and ProfileConfig().starts == (64,)
     assert ProfileConfig(profile_start=(30, 4)).starts == (4, 30)
