@@ -38,12 +38,12 @@ def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]
 
 @cases("speculation", ["auto"], exhaustive=["ngram"])
 def test_texts_are_the_same_with_drafts(speculation: str) -> None:
-    params = SamplingParams(max_tokens=28, temperature=0.7, seed=3, n=2, ignore_eos=True)
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, n=2, ignore_eos=True)
     assert texts(speculation, params) == texts("off", params)
 
 
 def test_recorded_outputs_of_one_run_are_the_drafts_of_another(tmp_path: Path) -> None:
-    file, params = tmp_path / "outputs.jsonl", SamplingParams(max_tokens=40, temperature=0.7, n=2, ignore_eos=True)
+    file, params = tmp_path / "outputs.jsonl", SamplingParams(max_tokens=60, temperature=0.7, n=2, ignore_eos=True)
     outputs, steps = [], []
     for speculation in (f"record:{file}", f"recorded:{file},wrong=0.1"):
         with LLM("tiny", threads=1, num_kv_blocks=64, load_format="dummy", speculation=speculation) as llm:

@@ -89,15 +89,6 @@ def texts_of(core: EngineCore, samples: int = 1, prompts: Sequence[str] = tuple(
     return found
 
 
-@pytest.fixture(scope="module")
-def plain(folders: tuple[Path, Path]) -> Texts:
-    """Return the outputs without drafts, which no setting changes."""
-    core = start(folders[0], speculation="off")
-    texts = texts_of(core)
-    core.close()
-    return texts
-
-
 class FewRunning(EveryDraft):
     """Drafts while at most 3 requests run; otherwise steps overlap."""
 
@@ -145,8 +136,11 @@ def check_drafts(
 
 @cases("setting", ["chunks", "depth 2", "host memory"], exhaustive=["plain", "prefix hits", "few blocks"])
 def test_texts_stay_and_drafts_are_the_references(
-    model: PreTrainedModel, folders: tuple[Path, Path], plain: Texts, setting: str
+    model: PreTrainedModel, folders: tuple[Path, Path], setting: str
 ) -> None:
+    core = start(folders[0], speculation="off", **SETTINGS[setting])
+    plain = texts_of(core)
+    core.close()
     core, head = start_with_head(folders, plain, **SETTINGS[setting])
     assert texts_of(core) == plain
     stats = core.stats()
@@ -166,9 +160,10 @@ def test_several_samples_share_a_prompt(model: PreTrainedModel, folders: tuple[P
     check_drafts(model, head.seen, plain)
 
 
-def test_the_head_catches_up_after_steps_without_drafts(
-    model: PreTrainedModel, folders: tuple[Path, Path], plain: Texts
-) -> None:
+def test_the_head_catches_up_after_steps_without_drafts(model: PreTrainedModel, folders: tuple[Path, Path]) -> None:
+    core = start(folders[0], speculation="off")
+    plain = texts_of(core)
+    core.close()
     core, head = start_with_head(folders, plain, FewRunning(), overlap=True)
     assert texts_of(core) == plain
     core.close()
@@ -189,8 +184,11 @@ class RightHead(RecordingHead):
         super().made(request, HeadDrafts(right, (0.9,) * len(right)))
 
 
-def test_as_many_drafts_are_made_as_pay(folders: tuple[Path, Path], plain: Texts) -> None:
+def test_as_many_drafts_are_made_as_pay(model: PreTrainedModel, folders: tuple[Path, Path]) -> None:
     """The whole loop with prices: asked for, made, verified, learnt from."""
+    core = start(folders[0], speculation="off")
+    plain = texts_of(core)
+    core.close()
     core, _ = start_with_head(folders, plain)
     head = RightHead(plain)
     cost = CostModel(CostParams(step_s=5e-3, token_s=1e-4, row_s=1e-4), fit=False)

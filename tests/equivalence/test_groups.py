@@ -16,7 +16,7 @@ from tests.helpers.engines import Collected, run_dry
 
 # Families with windows in some layers, and the type of K and V.
 WINDOWED = (("gemma3", "fp8"), ("olmo3", "auto"), ("cohere2", "auto"))
-SAMPLE_LEN = 8
+SAMPLE_LEN = 10
 SMALL = {"num_kv_blocks": 22, "max_num_batched_tokens": 7}
 LARGE = {"num_kv_blocks": 512, "enable_window_groups": False}
 HYBRID_SETTINGS = {

@@ -77,9 +77,9 @@ def test_turns_continue_from_states_that_were_evicted(folder: Path, copies: str)
 def test_preempted_requests_continue_from_states_in_host_memory(folder: Path, copies: str) -> None:
     prompts = [text(number, 21 + number) for number in range(6)]
     plain = engine(folder, num_kv_blocks=512)
-    wants = ask(plain, prompts, 40)
+    wants = ask(plain, prompts, 80)
     core = engine(folder, num_kv_blocks=50, state_slots=8, kv_offloading_size=HOST_GIB)
-    for want, got in zip(wants, ask(core, prompts, 40), strict=True):
+    for want, got in zip(wants, ask(core, prompts, 80), strict=True):
         assert got.tokens == want.tokens
     stats = core.stats()
     assert stats.preemptions > 0 and stats.states is not None and stats.states.stored > 0

@@ -26,7 +26,7 @@ from roseinfer.engine.messages import Add, PriorOutput
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import make_core
 
-GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 
 def request(llm: LLM, prompt: str, name: str) -> GenerateRequest:
@@ -259,10 +259,10 @@ def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_tokens=12, temperature=0.0, logprobs=1),
-        SamplingParams(max_tokens=12, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True),
-        SamplingParams(max_tokens=12, seed=8, presence_penalty=1.5, frequency_penalty=1.0),
-        SamplingParams(max_tokens=12, seed=9, repetition_penalty=1.3, min_tokens=9, prompt_logprobs=0),
+        SamplingParams(max_tokens=20, temperature=0.0, logprobs=1),
+        SamplingParams(max_tokens=20, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True),
+        SamplingParams(max_tokens=20, seed=8, presence_penalty=1.5, frequency_penalty=1.0),
+        SamplingParams(max_tokens=20, seed=9, repetition_penalty=1.3, min_tokens=15, prompt_logprobs=0),
         SamplingParams(max_tokens=20, seed=10, structured_outputs=NAMES),
     ],
 )

@@ -14,7 +14,7 @@ from tests.server.real_server import RealServer
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0.0}
 PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n    "]
 MESSAGES: list[Any] = [{"role": "user", "content": "def fibonacci("}]
-PARAMS = SamplingParams(max_tokens=28, temperature=0.0)
+PARAMS = SamplingParams(max_tokens=40, temperature=0.0)
 
 
 def streamed(client: openai.OpenAI, **body: Any) -> str:
@@ -96,7 +96,7 @@ def test_bad_words(client: openai.OpenAI, llm: LLM) -> None:
     spellings = llm.engine.tokenizer.spellings(word)
     assert holds(free.token_ids, spellings)
     extra = {"bad_words": [word], "return_token_ids": True}
-    body = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 28, "extra_body": extra}
+    body = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 40, "extra_body": extra}
     choice: Any = client.completions.create(**body, logprobs=1).choices[0]
     assert not holds(choice.token_ids, spellings)
     (expected,) = llm.generate(PROMPTS[0], replace(PARAMS, bad_words=[word]))[0].outputs
@@ -211,7 +211,7 @@ def test_many_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
     """Evaluation harnesses send many stop strings."""
     whole = llm.generate(PROMPTS[0], PARAMS)[0].outputs[0].text
     stops = [f"\nNever {i}" for i in range(63)] + [whole[10:13]]
-    done = client.completions.create(**GREEDY, prompt=PROMPTS[0], max_tokens=28, stop=stops)
+    done = client.completions.create(**GREEDY, prompt=PROMPTS[0], max_tokens=40, stop=stops)
     assert done.choices[0].text == whole[: whole.index(stops[-1])]
     with pytest.raises(openai.BadRequestError, match="at most 64"):
         client.completions.create(**GREEDY, prompt="x", stop=[*stops, "more"])

@@ -16,7 +16,7 @@ PROMPTS = ("def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n
 LENGTH = 36
 MESSAGES = [{"role": "user", "content": "def fibonacci("}]
 GREEDY = {"model": "tiny", "temperature": 0.0}
-SEEDED = {"model": "tiny", "prompt": PROMPTS[2], "max_tokens": 16, "temperature": 1.2, "top_p": 0.95, "seed": 11}
+SEEDED = {"model": "tiny", "prompt": PROMPTS[2], "max_tokens": 24, "temperature": 1.2, "top_p": 0.95, "seed": 11}
 # Far longer than a test lasts.
 ENDLESS = {"model": "tiny", "prompt": "import os\n", "max_tokens": 1200, "extra_body": {"ignore_eos": True}}
 COUNTERS = (
@@ -176,7 +176,7 @@ async def read_stream(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, str
 
 def test_many_streams_at_once_say_what_each_says_alone(real: RealServer, greedy: dict[str, str]) -> None:
     """More of them than there are seats."""
-    bodies = [GREEDY | {"prompt": PROMPTS[i % 4], "max_tokens": LENGTH} for i in range(20)]
+    bodies = [GREEDY | {"prompt": PROMPTS[i % 4], "max_tokens": LENGTH} for i in range(24)]
     seeded = [SEEDED] * 3
 
     async def main() -> tuple[list[tuple[str, str | None]], str]:
@@ -185,7 +185,7 @@ def test_many_streams_at_once_say_what_each_says_alone(real: RealServer, greedy:
             return await asyncio.gather(*(read_stream(client, **body) for body in bodies + seeded)), alone
 
     answers, seeded_alone = asyncio.run(main())
-    assert [text for text, _ in answers] == [greedy[PROMPTS[i % 4]] for i in range(20)] + [seeded_alone] * 3
+    assert [text for text, _ in answers] == [greedy[PROMPTS[i % 4]] for i in range(24)] + [seeded_alone] * 3
     assert {reason for _, reason in answers} == {"stop", "length"}
 
 

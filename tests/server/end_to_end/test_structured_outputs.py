@@ -244,7 +244,7 @@ TOO_SLOW = {"json": {"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} 
 def test_hostile_constraints_leave_others_alone(client: openai.OpenAI, constraints: list[dict[str, Any]]) -> None:
     """Each is refused, or ends, or fails by itself; a stream that runs beside them gets all of its tokens."""
     free = client.completions.create(
-        model="tiny", prompt="import os\n", max_tokens=120, stream=True, extra_body={"ignore_eos": True}
+        model="tiny", prompt="import os\n", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
     )
     chunks = iter(free)
     tokens = 1 if next(chunks) else 0
@@ -256,7 +256,7 @@ def test_hostile_constraints_leave_others_alone(client: openai.OpenAI, constrain
         except openai.BadRequestError as error:
             assert error.code in KNOWN_CODES
     ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
-    assert tokens + len(ends) >= 120 and ends[-1] == "length"
+    assert tokens + len(ends) >= 200 and ends[-1] == "length"
 
 
 def test_the_example(real: RealServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
