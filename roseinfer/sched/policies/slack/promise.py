@@ -23,7 +23,7 @@ class Promises:
         """Return `counts` completed with what the policy knows. `ends_s`: when the newest planned step ends."""
         state, at_s = self._state, counts.at_s
         p, batch = state.params, state.batch
-        weights, fill, best_effort = 0.0, 0, 0
+        smallest_s, weights, fill, best_effort = state.smallest_s, 0.0, 0, 0
         growth = self._to_decode(at_s)
         waiting = [0] * len(DUE_S)
         if state.promised:  # else fifo plans, and no request has objectives
@@ -44,8 +44,8 @@ class Promises:
         return counts._replace(
             step_s=step_s if counts.running else 0.0,
             cost=p.published,
-            usable_share=state.usable_share(state.smallest_s),
-            smallest_s=state.smallest_s,
+            usable_share=state.usable_share(smallest_s),
+            smallest_s=smallest_s,
             busy=p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
             weights=weights,
             arriving=state.arriving(at_s),
