@@ -13,6 +13,7 @@ from benchmarks.gpu_rows import FIGURES, MEMORY_SHARE, MODELS, ROWS
 from benchmarks.gpu_server import Server, ServerError
 
 SIX = "six@"
+SIX_LOADS = ("six", "experts", *slo_gpu.FAMILIES)  # each has TPOT objectives of its own
 CLASS_FIGURES = {
     "adherence": "adherence",
     "goodput_req_s": "goodput req/s",
@@ -40,7 +41,7 @@ class Case:
         model, _, row = text.partition(" ")
         if row.startswith(SIX):
             float(row.removeprefix(SIX))
-            known = model in slo_gpu.LOADS["six"].models
+            known = six_load(model) is not None
         else:
             known = any((found.model, found.name) == (model, row) for found in ROWS)
         if not known:
@@ -75,13 +76,18 @@ class Case:
         return dict(run["figures"])
 
     def _measure_classes(self, server: Server, client: Path | None, rate: float, seed_shift: int) -> dict[str, float]:
-        args = argparse.Namespace(load="six", model=self.model, client=client)
+        args = argparse.Namespace(load=six_load(self.model), model=self.model, client=client)
         run = slo_gpu.measure(args, server, rate, seed_shift)
         if run["failed"]:
             raise ServerError(f"{self.key}: {run['failed']} failed")
         times = {f"{name}_{q}_ms": run[f"{name}_ms"][q] for name in ("ttft", "tpot") for q in ("p50", "p99")}
         found = {**run, **times}
         return {name: found[name] for name in CLASS_FIGURES}
+
+
+def six_load(model: str) -> str | None:
+    """Return the load of `slo_gpu` with the model's six classes, None if it has none."""
+    return next((name for name in SIX_LOADS if model in slo_gpu.LOADS[name].models), None)
 
 
 def start_server(
@@ -105,7 +111,7 @@ def warm_up(server: Server, model: str, cases: Sequence[Case], client: Path | No
     if any(case.rate is None for case in cases):
         gpu_table.run_client(args, server, model, gpu_table.WARM_UP, "warm-up")
     if any(case.rate is not None for case in cases):
-        classes = argparse.Namespace(load="six", model=model, client=client)
+        classes = argparse.Namespace(load=six_load(model), model=model, client=client)
         slo_gpu.run_client(classes, server, shlex.split(slo_gpu.WARM_UP), objectives=False)
     return seconds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_compare
-from benchmarks.gpu_case import Case
+from benchmarks.gpu_case import Case, six_load
 from benchmarks.gpu_compare import Run, Variant, rows
 from tests.benchmarks.fake_tree import write_client, write_tree
 
@@ -38,6 +38,11 @@ def test_cases() -> None:
     for text in ("gpt2", "gpt2 none", "none hol", "gpt2 six@35", "qwen3-8b six@fast"):
         with pytest.raises(ValueError):
             Case.parse(text)
+
+
+def test_classes_of_a_family_have_its_own_objectives() -> None:
+    assert Case.parse("gpt-oss-20b six@15").rate == 15
+    assert [six_load(model) for model in ("qwen3-8b-fp8-kv", "gpt-oss-20b", "gpt2")] == ["six", "gpt-oss-20b", None]
 
 
 def test_ratios_pair_the_runs_of_one_number() -> None:
