@@ -122,9 +122,6 @@ class BlockPool:
 
 
 # --- the prefix index: finds the blocks that already hold the K/V of a token prefix ---------------------------------
-Digest = Callable[[bytes], bytes]
-
-
 def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
@@ -177,9 +174,9 @@ class Lookup:
 KEY_BYTES = 32
 
 
-def root_key(salt: str, digest: Digest = sha256) -> bytes:
+def root_key(salt: str) -> bytes:
     """Return the key to which the keys of all prefixes with this salt are chained."""
-    return digest(b"roseinfer" + salt.encode("utf-8", "surrogatepass"))
+    return sha256(b"roseinfer" + salt.encode("utf-8", "surrogatepass"))
 
 
 def block_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
@@ -196,14 +193,13 @@ def block_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[b
 class Chain:
     """Keys of one sequence's full blocks, each computed once when its tokens are known."""
 
-    __slots__ = ("_block_size", "_digest", "keys", "root", "salted")
+    __slots__ = ("_block_size", "keys", "root", "salted")
 
-    def __init__(self, root: bytes, block_size: int, digest: Digest, salted: bool = False) -> None:
+    def __init__(self, root: bytes, block_size: int, salted: bool = False) -> None:
         self.root = root
         self.salted = salted
         self.keys: list[bytes] = []
         self._block_size = block_size
-        self._digest = digest
 
     def share(self, other: "Chain", blocks: int) -> None:
         """Copy the keys of the first `blocks` full blocks of a sequence that begins with the same tokens."""
@@ -232,7 +228,7 @@ class Chain:
         return tuple(tokens[index * self._block_size : (index + 1) * self._block_size])
 
     def _key(self, parent: bytes, held: tuple[int, ...]) -> bytes:
-        return self._digest(parent + array("I", held).tobytes())
+        return sha256(parent + array("I", held).tobytes())
 
 
 class PrefixIndex:
@@ -241,11 +237,8 @@ class PrefixIndex:
     A partial entry covers only the first slots of a block, so it stays true while its owner appends to the block.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, digest: Digest = sha256, listener: IndexListener | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, listener: IndexListener | None = None) -> None:
         self._block_size = block_size
-        self._digest = digest
         self._listener = listener
         self._blocks: dict[bytes, int] = {}
         self._following: dict[bytes, int] = {}  # how many entries have this key as their parent
@@ -261,7 +254,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def chain(self, salt: str) -> Chain:
-        return Chain(root_key(salt, self._digest), self._block_size, self._digest, salted=bool(salt))
+        return Chain(root_key(salt), self._block_size, salted=bool(salt))
 
     def holds(self, block: int) -> bool:
         """True if the block can be matched."""

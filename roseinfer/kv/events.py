@@ -6,7 +6,7 @@ could find the block.
 
 from typing import NamedTuple
 
-from roseinfer.kv.blocks import Digest, IndexEntry, IndexListener, root_key, sha256
+from roseinfer.kv.blocks import IndexEntry, IndexListener, root_key
 
 GPU = "GPU"  # the KV cache, on any device
 CPU = "CPU"  # blocks in host memory
@@ -34,8 +34,8 @@ KvEvent = BlockStored | BlockRemoved
 class KvEvents:
     """Ordered events of all indexes. The publisher takes them after each step."""
 
-    def __init__(self, digest: Digest = sha256) -> None:
-        self._root = root_key("", digest)
+    def __init__(self) -> None:
+        self._root = root_key("")
         self._events: list[KvEvent] = []
 
     def of(self, medium: str) -> IndexListener:

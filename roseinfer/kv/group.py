@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from roseinfer.core.plan import BlockCopy
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexListener, PrefixIndex, sha256
+from roseinfer.kv.blocks import BlockPool, Chain, IndexListener, PrefixIndex
 
 AUDIT_PIECE_BLOCKS = 1024  # blocks checked before an audit pauses
 
@@ -62,12 +62,11 @@ class BlockGroup:
         block_size: int,
         *,
         spare_from: int | None = None,
-        digest: Digest = sha256,
         listener: IndexListener | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.index = PrefixIndex(num_blocks, block_size, digest, listener)
+        self.index = PrefixIndex(num_blocks, block_size, listener)
         self.pool = BlockPool(num_blocks, self.index.remove, spare_from)
         self._pinned: list[int] = []
 

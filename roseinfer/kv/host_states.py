@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from roseinfer.core.plan import HostCopy
-from roseinfer.kv.blocks import Chain, Digest
+from roseinfer.kv.blocks import Chain
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.snapshot_index import SnapshotIndex, StateLookup
 from roseinfer.kv.states import StateGroup
@@ -16,8 +16,8 @@ class HostStates(HostCache):
     of the copies that are done.
     """
 
-    def __init__(self, num_slots: int, states: StateGroup, block_size: int, digest: Digest) -> None:
-        self.snapshots = SnapshotIndex(num_slots, block_size, digest)
+    def __init__(self, num_slots: int, states: StateGroup, block_size: int) -> None:
+        self.snapshots = SnapshotIndex(num_slots, block_size)
         super().__init__(num_slots, states.pool, states.index, self.snapshots)
         self._states = states
         self.loaded = self.stored = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy, HostCopy
 from roseinfer.core.runner import StatePool, WindowPool
-from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Digest, Lookup, PrefixHit, PrefixIndex, sha256
+from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Lookup, PrefixHit, PrefixIndex
 from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.group import AUDIT_PIECE_BLOCKS, BlockGroup, BlockTable, Growth
 from roseinfer.kv.host import HostCache
@@ -88,7 +88,6 @@ class KvManager:
         spare_from: int | None = None,
         num_host_blocks: int = 0,
         num_host_slots: int = 0,
-        digest: Digest = sha256,
         events: KvEvents | None = None,
         windows: Sequence[WindowPool] = (),
         step_tokens: int = 0,
@@ -108,18 +107,18 @@ class KvManager:
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
         listener = None if events is None else events.of(GPU)
-        self._first = BlockGroup(num_blocks, block_size, spare_from=spare_from, digest=digest, listener=listener)
-        self.windows = tuple(WindowGroup(pool, block_size, step_tokens, digest) for pool in windows)
-        self.states = None if states is None else _state_group(states, block_size, digest, prefix_caching)
+        self._first = BlockGroup(num_blocks, block_size, spare_from=spare_from, listener=listener)
+        self.windows = tuple(WindowGroup(pool, block_size, step_tokens) for pool in windows)
+        self.states = None if states is None else _state_group(states, block_size, prefix_caching)
         self._sequences: dict[str, SequenceKv] = {}
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
             listener = None if events is None else events.of(CPU)
-            index = PrefixIndex(num_host_blocks, block_size, digest, listener)
+            index = PrefixIndex(num_host_blocks, block_size, listener)
             self.host = HostCache(num_host_blocks, self.pool, self.index, index)
         self.host_states: HostStates | None = None
         if num_host_slots and self.host is not None and self.states is not None:
-            self.host_states = HostStates(num_host_slots, self.states, block_size, digest)
+            self.host_states = HostStates(num_host_slots, self.states, block_size)
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property
@@ -495,9 +494,9 @@ class KvManager:
             yield from self.host.audit(AUDIT_PIECE_BLOCKS)
 
 
-def _state_group(pool: StatePool, block_size: int, digest: Digest, prefix_caching: bool) -> StateGroup:
+def _state_group(pool: StatePool, block_size: int, prefix_caching: bool) -> StateGroup:
     reserved = int(pool.num_slots * SNAPSHOT_RESERVE_SHARE) if prefix_caching else 0
-    return StateGroup(pool, block_size, digest, reserved)
+    return StateGroup(pool, block_size, reserved)
 
 
 def _extend_all(

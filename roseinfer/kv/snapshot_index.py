@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from roseinfer.kv.blocks import Chain, Digest, IndexEntry, PrefixIndex
+from roseinfer.kv.blocks import Chain, IndexEntry, PrefixIndex
 
 # Insertions that a remembered look-up can be brought up to date with; after more of them it is made anew.
 MAX_RECENT_COUNT = 256
@@ -28,8 +28,8 @@ class StateLookup(NamedTuple):
 class SnapshotIndex(PrefixIndex):
     """Index over slots that hold states. `positions`: for each slot, the tokens before its newest snapshot."""
 
-    def __init__(self, num_slots: int, block_size: int, digest: Digest) -> None:
-        super().__init__(num_slots, block_size, digest)
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        super().__init__(num_slots, block_size)
         self.positions = [0] * num_slots
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_RECENT_COUNT)  # position and key of insertions
         self._insertions = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from roseinfer.core.plan import SlotCopy
 from roseinfer.core.runner import StatePool
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, sha256
+from roseinfer.kv.blocks import BlockPool, Chain, IndexEntry
 from roseinfer.kv.snapshot_index import SnapshotIndex, StateLookup
 
 # Share of the slots that sequences leave to snapshots, so that prefixes are found when no other slot is free.
@@ -40,12 +40,12 @@ class StateGroup:
     while a step in flight copies from it or writes a snapshot to it, and while it is held for the samples of a request.
     """
 
-    def __init__(self, pool: StatePool, block_size: int, digest: Digest = sha256, reserved: int = 0) -> None:
+    def __init__(self, pool: StatePool, block_size: int, reserved: int = 0) -> None:
         """reserved: slots that sequences leave to snapshots."""
         self.num_slots, self.slot_bytes = pool.num_slots, pool.slot_bytes
         self._reserved = reserved
         self.block_size = block_size
-        self.index = SnapshotIndex(self.num_slots, block_size, digest)
+        self.index = SnapshotIndex(self.num_slots, block_size)
         self.pool = BlockPool(self.num_slots, self.index.remove)
         self._uses = [0] * self.num_slots  # sequences that began from the snapshot in a slot
         self._worth = [0] * self.num_slots  # of the snapshot in a slot; 0 = it is overwritten before others

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import WindowPool
-from roseinfer.kv.blocks import Chain, Digest
+from roseinfer.kv.blocks import Chain
 from roseinfer.kv.group import BlockGroup, BlockTable
 
 
@@ -26,9 +26,9 @@ class WindowGroup(BlockGroup):
     Everything here keeps one token more than the window, since the last token of a cached prefix may be computed again.
     """
 
-    def __init__(self, pool: WindowPool, block_size: int, step_tokens: int, digest: Digest) -> None:
+    def __init__(self, pool: WindowPool, block_size: int, step_tokens: int) -> None:
         """step_tokens: most tokens of a row. Raise `ConfigError` if the pool cannot hold one sequence."""
-        super().__init__(pool.num_blocks, block_size, digest=digest)
+        super().__init__(pool.num_blocks, block_size)
         self.window = pool.window
         # A chunk of a prompt needs the window before it, and both may begin and end within a block.
         self.most_blocks = self.blocks_for(pool.window + step_tokens) + 1

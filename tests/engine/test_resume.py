@@ -15,7 +15,8 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuidedSequences
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import RecordingCore, engine_recorder
-from roseinfer.kv.blocks import block_keys, sha256
+from roseinfer.kv import blocks
+from roseinfer.kv.blocks import block_keys
 from roseinfer.sim.replay import read_recording, replay
 from tests.helpers.cases import cases
 from tests.helpers.drafters import Oracle
@@ -240,11 +241,13 @@ def test_a_recorded_resume_replays(tmp_path: Path) -> None:
 
 # --- keys ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("salt", ["", "tenant"])
-def test_keys_sent_with_a_request_equal_the_computed_ones(salt: str) -> None:
+def test_keys_sent_with_a_request_equal_the_computed_ones(salt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
-    core = make_core(digest=lambda data: hashed.append(data) or sha256(data))
+    sha256 = blocks.sha256
     prompt = [n % 50 for n in range(33)]
     keys = b"".join(block_keys(prompt, 4, salt))
+    monkeypatch.setattr(blocks, "sha256", lambda data: hashed.append(data) or sha256(data))
+    core = make_core()
     new = Add("a", Prompt(prompt, REQUESTS["plain"], RequestMeta(cache_salt=salt)), keys=keys)
     core.add(new)
     core.step()

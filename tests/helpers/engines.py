@@ -14,7 +14,6 @@ from roseinfer.engine.adapters import AdapterRegistry
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guide import GuideFactory
 from roseinfer.engine.messages import Add
-from roseinfer.kv.blocks import Digest, sha256
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.cost.online_fit import CostModel
@@ -46,7 +45,6 @@ def make_core(
     guides: GuideFactory | None = None,
     num_host_blocks: int = 0,
     offloading: OffloadCosts | None = None,
-    digest: Digest = sha256,
     pooling: PoolingInfo | None = None,
     windows: tuple[WindowPool, ...] = (),
     num_slots: int = 0,
@@ -68,7 +66,6 @@ def make_core(
         prefix_caching=prefix_caching,
         num_host_blocks=num_host_blocks,
         num_host_slots=num_host_slots,
-        digest=digest,
         windows=windows,
         step_tokens=limits.max_tokens,
         states=StatePool(num_slots, 1) if num_slots else None,

@@ -4,6 +4,7 @@ import pytest
 
 from roseinfer.core.request import Prompt, Request
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.kv import blocks
 from roseinfer.kv.blocks import Chain, IndexEntry
 from roseinfer.kv.manager import KvManager
 from tests.helpers.engines import add, gather, make_core
@@ -23,6 +24,7 @@ class Counts:
             return entry(chain, tokens, index)
 
         monkeypatch.setattr(Chain, "entry", counted)
+        monkeypatch.setattr(blocks, "sha256", self.digest)
 
     def digest(self, data: bytes) -> bytes:
         self.digests += 1
@@ -41,7 +43,6 @@ def test_uncached_of_many_that_wait_is_a_comparison_each(counts: Counts) -> None
     """Steps register blocks of others and reuse others' blocks all the while."""
     core = make_core(
         num_blocks=1200, block_size=BLOCK, max_num_seqs=2, max_num_batched_tokens=10_000, vocab_size=200,
-        digest=counts.digest,
     )  # fmt: skip
     scheduler = core.scheduler
     shared = [i % 50 for i in range(SHARED)]
@@ -113,9 +114,7 @@ def test_a_hit_is_forgotten_when_a_block_within_it_is() -> None:
 
 
 def test_samples_do_not_hash_their_prompt_again(counts: Counts) -> None:
-    core = make_core(
-        num_blocks=200, block_size=BLOCK, max_num_seqs=32, max_num_batched_tokens=4096, digest=counts.digest
-    )
+    core = make_core(num_blocks=200, block_size=BLOCK, max_num_seqs=32, max_num_batched_tokens=4096)
     add(core, "a", [i % 50 for i in range(1024)], max_tokens=20, n=16, ignore_eos=True)
     done = {}
     while core.busy:
