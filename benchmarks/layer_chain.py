@@ -176,7 +176,6 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0, *, chunks: boo
         query_lens=counts,
         context_lens=contexts,
         max_query=max(counts),
-        max_context=max(contexts),
         num_decodes=decodes,
         states=_states(step, chain),
         adapters=_adapter_rows(row_of, padding, chain.adapters, device),

@@ -33,7 +33,7 @@ class ForwardBatch:
     table_rows: [R] int32, row r's block tables are those of seat table_rows[r].
     paging: of each KV group; a layer's is paging[store.group_of[layer]].
     logits_at: [L] int64, the packed token indices whose logits are wanted.
-    max_query, max_context: host-side maxima over the rows.
+    max_query: the most tokens of a row, on the host.
     query_lens, context_lens: the same counts on the host, for backends that loop or plan on the CPU. In a batch that
     is captured in a CUDA graph they are placeholders: only what is on the device changes between replays.
     decode_len [R] int32 and chunk_map [G, CHUNK_FIELD_COUNT] int32 (from the backend's `map_chunks`) are set if the
@@ -52,7 +52,6 @@ class ForwardBatch:
     query_lens: list[int]
     context_lens: list[int]
     max_query: int
-    max_context: int
     num_decodes: int
     decode_len: torch.Tensor | None = None
     chunk_map: torch.Tensor | None = None

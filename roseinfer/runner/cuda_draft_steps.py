@@ -141,6 +141,5 @@ class CudaDraftSteps:
             query_lens=[1] * rows,
             context_lens=[1] * rows,
             max_query=1,
-            max_context=self._seats.max_model_len,
             num_decodes=rows,
         )

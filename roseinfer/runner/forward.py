@@ -126,7 +126,6 @@ def decode_batch(
         query_lens=[1] * n,
         context_lens=context_lens,
         max_query=1,
-        max_context=max(context_lens),
         num_decodes=n,
     )
 
@@ -154,7 +153,6 @@ def mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> 
         query_lens=list(columns.count),
         context_lens=context_lens,
         max_query=max(columns.count),
-        max_context=max(context_lens),
         num_decodes=columns.num_decodes,
         states=state_batch(columns, seats),
     )

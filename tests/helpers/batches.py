@@ -70,7 +70,6 @@ def make_batch(rows: Sequence[HandRow], block_size: int, device: str | torch.dev
         query_lens=query_lens,
         context_lens=context_lens,
         max_query=max(query_lens),
-        max_context=max(context_lens),
         num_decodes=query_lens.count(1),
     )
 

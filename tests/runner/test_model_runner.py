@@ -74,7 +74,7 @@ def test_decode_batch_and_mixed_batch_describe_the_same_step():
         else:
             assert a == b, name
     assert short.num_decodes == len(short.query_lens)
-    assert short.max_context == 10
+    assert short.context_lens == [4, 5, 10]
 
 
 def test_two_plans_in_flight_read_tokens_from_the_pool():
