@@ -15,11 +15,15 @@ MIN_FLOAT, MAX_FLOAT = 2.0**-126, 2.0**127
 
 
 class ConfigFields:
-    """Dict of a config that records which keys were read. `where` begins every error."""
+    """Dict of a config that records which keys were read. `where` begins every error.
 
-    def __init__(self, data: dict[str, Any], where: str) -> None:
+    `max_model_len`: the context that will be used, None for the longest.
+    """
+
+    def __init__(self, data: dict[str, Any], where: str, max_model_len: int | None = None) -> None:
         self._data = data
         self.where = where
+        self.max_model_len = max_model_len
         self._seen: set[str] = set()
 
     def __iter__(self) -> Iterator[str]:
@@ -112,7 +116,7 @@ class ConfigFields:
             self.refuse(key, value, "an object is needed")
         if not value:
             return None
-        return ConfigFields(value, f"{self.where} {key}")
+        return ConfigFields(value, f"{self.where} {key}", self.max_model_len)
 
     def refuse_unread(self, harmless: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()) -> None:
         for key, value in self._data.items():

@@ -12,9 +12,7 @@ from roseinfer.models.spec import LayerSpec
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_windows(
-    fields: ConfigFields, window: int | None, first: int, max_model_len: int | None
-) -> tuple[int | None, ...]:
+def read_windows(fields: ConfigFields, window: int | None, first: int) -> tuple[int | None, ...]:
     """Return `ModelSpec.windows`: layers from `first` on have the window, unless `layer_types` lists them.
 
     A window that covers the whole context in use has no effect and is left out.
@@ -23,7 +21,7 @@ def read_windows(
         return ()
     layers = fields.num_layers()
     default = [SLIDING if window and layer >= first else FULL for layer in range(layers)]
-    return windows_of_types(fields, window, read_layer_types(fields, default, window), max_model_len)
+    return windows_of_types(fields, window, read_layer_types(fields, default, window))
 
 
 def read_layer_types(fields: ConfigFields, default: Sequence[str], window: int | None) -> list[str]:
@@ -50,33 +48,28 @@ def read_layers(
     ropes: Mapping[str, RopeSpec | None],
     *,
     window: int | None,
-    max_model_len: int | None,
 ) -> tuple[LayerSpec, ...]:
     """Return layers of the types that the config lists. Each type has its rotation; sliding layers have the window."""
     types = read_layer_types(fields, default_types, window)
-    windows = windows_of_types(fields, window, types, max_model_len) or (None,) * len(types)
+    windows = windows_of_types(fields, window, types) or (None,) * len(types)
     return tuple(
         LayerSpec(attention=replace(attention, window=width), rope=ropes[kind])
         for kind, width in zip(types, windows, strict=True)
     )
 
 
-def windows_of_types(
-    fields: ConfigFields, window: int | None, types: Sequence[str], max_model_len: int | None
-) -> tuple[int | None, ...]:
+def windows_of_types(fields: ConfigFields, window: int | None, types: Sequence[str]) -> tuple[int | None, ...]:
     """Return the window of each layer, None for full attention; nothing if no layer has a window with an effect."""
     longest = fields.integer("max_position_embeddings")
-    if window is None or window >= min(longest, max_model_len or longest):
+    if window is None or window >= min(longest, fields.max_model_len or longest):
         return ()
     windows = tuple(window if kind == SLIDING else None for kind in types)
     return windows if any(windows) else ()
 
 
-def read_one_window(
-    fields: ConfigFields, window: int | None, max_model_len: int | None, family: str
-) -> tuple[int | None, ...]:
+def read_one_window(fields: ConfigFields, window: int | None, family: str) -> tuple[int | None, ...]:
     """Return `read_windows` of a family whose layers all have the window."""
-    windows = read_windows(fields, window, 0, max_model_len)
+    windows = read_windows(fields, window, 0)
     if len(set(windows)) > 1:
         fields.refuse("layer_types", fields.get("layer_types"), f"{family}'s layers have one window")
     return windows

@@ -17,7 +17,6 @@ def read_rope(
     theta_key: str = "rope_theta",
     interleaved: bool = False,
     partial: float | None = None,
-    max_model_len: int | None = None,
     layer_type: str | None = None,
     aliases: Mapping[str, str] | None = None,
     scaled_queries: bool = False,
@@ -26,11 +25,10 @@ def read_rope(
     """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions).
 
     theta, partial: defaults of `rope_theta` and `partial_rotary_factor`. A family that gives no `partial` rotates whole
-    heads. theta_key: the earlier versions' name of `rope_theta`. max_model_len: context that will be used, which
-    chooses between the factors of "longrope". layer_type: entry of `rope_parameters` that has one for each type of
-    layer; a type without one has the defaults, and `rope_scaling` is that of full layers. aliases: other names of
-    scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`. without_effect: further fields of
-    `rope_parameters`, which change nothing for texts.
+    heads. theta_key: the earlier versions' name of `rope_theta`. layer_type: entry of `rope_parameters` that has one
+    for each type of layer; a type without one has the defaults, and `rope_scaling` is that of full layers. aliases:
+    other names of scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`. without_effect: further
+    fields of `rope_parameters`, which change nothing for texts.
     """
     inner, theta = _scaling_fields(fields, layer_type), fields.number(theta_key, theta)
     inner.ignore(*without_effect)
@@ -42,7 +40,7 @@ def read_rope(
         interleaved=interleaved,
         rotary_dim=None if width == head_dim else width,
         query_scale=_query_scale(inner, fields) if scaled_queries else None,
-        **_READERS[kind](inner, fields, max_model_len),
+        **_READERS[kind](inner, fields),
     )
     if spec.theta < 1.0 or (kind == "yarn" and spec.theta == 1.0):  # YaRN divides by its logarithm
         holder, key = (inner, "rope_theta") if "rope_theta" in inner else (fields, theta_key)
@@ -117,15 +115,15 @@ def _scaling_fields(fields: ConfigFields, layer_type: str | None) -> ConfigField
     return ConfigFields(data.get(layer_type) or {}, f"{fields.where} {key} {layer_type}")
 
 
-def _default(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+def _default(inner: ConfigFields, fields: ConfigFields) -> dict[str, Any]:
     return {}
 
 
-def _linear(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+def _linear(inner: ConfigFields, fields: ConfigFields) -> dict[str, Any]:
     return {"factor": inner.number("factor")}
 
 
-def _llama3(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+def _llama3(inner: ConfigFields, fields: ConfigFields) -> dict[str, Any]:
     low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
     if high <= low:
         inner.refuse("high_freq_factor", high, f"more than low_freq_factor = {low} is needed")
@@ -138,7 +136,7 @@ def _llama3(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None
     }
 
 
-def _yarn(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+def _yarn(inner: ConfigFields, fields: ConfigFields) -> dict[str, Any]:
     """Read YaRN. The magnitude is `attention_factor`, or follows from the factor: 0.1 * mscale * ln(factor) + 1."""
     original = _original_context(inner, fields)
     factor = inner.number("factor", fields.integer("max_position_embeddings") / original)
@@ -159,7 +157,7 @@ def _yarn(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) 
     }
 
 
-def _ntk_alpha(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+def _ntk_alpha(inner: ConfigFields, fields: ConfigFields) -> dict[str, Any]:
     """Read Hunyuan's "dynamic" scaling, whose `alpha` makes it the same for all lengths and all else ineffective."""
     if inner.get("alpha") is None:
         inner.refuse("rope_type", "dynamic", "without alpha it depends on the length, which would spoil cached keys")
@@ -171,7 +169,7 @@ def _mscale(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
-def _longrope(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+def _longrope(inner: ConfigFields, fields: ConfigFields) -> dict[str, Any]:
     """Read LongRoPE (Ding et al., 2024). The context in use chooses between short and long factors, once: choosing by
     the length of each sequence would spoil its cached keys.
     """
@@ -184,7 +182,7 @@ def _longrope(inner: ConfigFields, fields: ConfigFields, max_model_len: int | No
     if len(short) != len(long):
         inner.refuse("long_factor", len(long), f"as many as in short_factor are needed: {len(short)}")
     return {
-        "divisors": long if (max_model_len or longest) > original else short,
+        "divisors": long if (fields.max_model_len or longest) > original else short,
         "magnitude": inner.number("attention_factor", magnitude),
         "factor": factor,
         "original_max_position": original,
@@ -208,12 +206,12 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
 
 
-_READERS: dict[str, Callable[[ConfigFields, ConfigFields, int | None], dict[str, Any]]] = {
+_READERS: dict[str, Callable[[ConfigFields, ConfigFields], dict[str, Any]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
     "ntk_alpha": _ntk_alpha,
-    "proportional": lambda inner, fields, max_model_len: {"factor": inner.number("factor", 1.0)},
+    "proportional": lambda inner, fields: {"factor": inner.number("factor", 1.0)},
 }

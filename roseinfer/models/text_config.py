@@ -14,7 +14,6 @@ from roseinfer.models.spec import ModelSpec
 def read_text_config(
     fields: ConfigFields,
     architecture: str,
-    max_model_len: int | None,
     *,
     readers: Mapping[str, ReadConfig],
     default: str,
@@ -29,7 +28,7 @@ def read_text_config(
     kind = inner.get("model_type", default)
     if not isinstance(kind, str) or kind not in readers:
         inner.refuse("model_type", kind, f"known: {', '.join(readers)}")
-    spec = readers[kind](inner, architecture, max_model_len)
+    spec = readers[kind](inner, architecture)
     if inner.get("dtype") is None and inner.get("torch_dtype") is None:
         spec = replace(spec, dtype=read_dtype(fields))
     inner.refuse_unread(HARMLESS, HARMLESS_PREFIXES)

@@ -19,7 +19,7 @@ _ONLY = {
 }
 
 
-def read_cohere2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_cohere2(fields: ConfigFields, architecture: str) -> ModelSpec:
     for key, value in _ONLY.items():
         fields.only(key, value)
     fields.ignore("cache_implementation", "use_parallel_embedding")
@@ -33,7 +33,7 @@ def read_cohere2(fields: ConfigFields, architecture: str, max_model_len: int | N
     return read_decoder(
         fields,
         architecture,
-        layers=read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len),
+        layers=read_layers(fields, attention, types, ropes, window=window),
         norm=NormSpec(eps=fields.number("layer_norm_eps", 1e-5), kind="layer", bias=False),
         tied_embeddings=fields.flag("tie_word_embeddings", True),
         parallel=True,

@@ -7,7 +7,7 @@ from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 
 
-def read_ernie(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_ernie(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.only("compression_ratio", 1.0)  # of positions, in configs of its first release
     attention = read_heads(fields, kv_heads=2, head_dim=128)
     bias = fields.flag("use_bias", False)

@@ -12,7 +12,7 @@ from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 
 
-def read_exaone4(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_exaone4(fields: ConfigFields, architecture: str) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", 4096)
     types = _default_types(fields, window)
     attention = read_heads(fields, kv_heads=32)
@@ -21,7 +21,7 @@ def read_exaone4(fields: ConfigFields, architecture: str, max_model_len: int | N
     return read_decoder(
         fields,
         architecture,
-        layers=read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len),
+        layers=read_layers(fields, attention, types, ropes, window=window),
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-5)),
         qk_norm="head",
     )

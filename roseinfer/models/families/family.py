@@ -7,8 +7,8 @@ from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.expert_names import ExpertNames
 
-# From config.json, the architecture in it, and the context that will be used (None: the longest).
-ReadConfig = Callable[[ConfigFields, str, int | None], ModelSpec]
+# From config.json and the architecture in it.
+ReadConfig = Callable[[ConfigFields, str], ModelSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

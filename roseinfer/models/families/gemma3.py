@@ -55,7 +55,7 @@ def read_ropes(fields: ConfigFields, head_dim: int) -> dict[str, RopeSpec]:
     return read_layer_ropes(fields, head_dim, full=("rope_theta", 1e6), sliding=("rope_local_base_freq", 1e4))
 
 
-def read_gemma3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_gemma3(fields: ConfigFields, architecture: str) -> ModelSpec:
     attention = read_attention(fields)
     ropes = read_ropes(fields, attention.head_dim)
     fields.ignore("cache_implementation")
@@ -68,7 +68,7 @@ def read_gemma3(fields: ConfigFields, architecture: str, max_model_len: int | No
     return read_decoder(
         fields,
         architecture,
-        layers=read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len),
+        layers=read_layers(fields, attention, types, ropes, window=window),
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0),
         activation=fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
         qk_norm="head",
@@ -82,12 +82,11 @@ def read_gemma3(fields: ConfigFields, architecture: str, max_model_len: int | No
     )
 
 
-def read_gemma3_with_vision(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_gemma3_with_vision(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.ignore(*_VISION)
     spec = read_text_config(
         fields,
         architecture,
-        max_model_len,
         readers={"gemma3_text": read_gemma3},
         default="gemma3_text",
         left_out=(VISION_TOWER,),

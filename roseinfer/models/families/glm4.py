@@ -7,7 +7,7 @@ from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 
 
-def read_glm4(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_glm4(fields: ConfigFields, architecture: str) -> ModelSpec:
     attention = read_heads(fields, kv_heads=2, head_dim=128)
     return read_decoder(
         fields,

@@ -7,7 +7,7 @@ from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec, NormSpec, uniform_layers
 
 
-def read_gpt2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_gpt2(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.only("scale_attn_weights", True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         fields.only(key, False)

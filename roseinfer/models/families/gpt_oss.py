@@ -15,7 +15,7 @@ _DEFAULT_WINDOW_TOKENS = 128
 _DEFAULT_THETA = 150000.0
 
 
-def read_gpt_oss(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_gpt_oss(fields: ConfigFields, architecture: str) -> ModelSpec:
     if fields.get("torch_dtype") is None:
         fields.assume(dtype="bfloat16")  # of random weights: published configs state none, and experts need 16 bits
     fields.only("hidden_act", "silu")  # as a part of the experts' own activation, which the next two describe
@@ -40,7 +40,6 @@ def read_gpt_oss(fields: ConfigFields, architecture: str, max_model_len: int | N
             [FULL if layer % 2 else SLIDING for layer in layers],
             {FULL: rope, SLIDING: rope},
             window=optional_integer(fields, "sliding_window", _DEFAULT_WINDOW_TOKENS),
-            max_model_len=max_model_len,
         ),
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-5)),
         qkv_bias=bias,

@@ -10,11 +10,11 @@ from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, uniform_layers
 
 
-def read_granite(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_granite(fields: ConfigFields, architecture: str) -> ModelSpec:
     return _read_granite(fields, architecture, mlp_bias=fields.flag("mlp_bias", False))
 
 
-def read_granite_hybrid(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_granite_hybrid(fields: ConfigFields, architecture: str) -> ModelSpec:
     """Read Granite 4 if no layer has experts or a state: its feed-forward network is then the "shared" one."""
     experts = fields.get("num_local_experts", 8)
     if experts != 0:

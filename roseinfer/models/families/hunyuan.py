@@ -26,7 +26,7 @@ _UNUSED = """
 """.split()  # noqa: SIM905
 
 
-def read_hunyuan(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_hunyuan(fields: ConfigFields, architecture: str) -> ModelSpec:
     for key, value in _ONLY.items():
         fields.only(key, value)
     fields.ignore(*_UNUSED)

@@ -7,12 +7,12 @@ from roseinfer.models.layer_types import read_windows
 from roseinfer.models.spec import ModelSpec
 
 
-def read_llama(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_llama(fields: ConfigFields, architecture: str) -> ModelSpec:
     attention_bias = fields.flag("attention_bias", False)
     return read_decoder(
         fields,
         architecture,
-        windows=read_windows(fields, None, 0, max_model_len),
+        windows=read_windows(fields, None, 0),
         qkv_bias=attention_bias,
         o_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),

@@ -7,9 +7,9 @@ from roseinfer.models.layer_types import read_windows
 from roseinfer.models.spec import ModelSpec
 
 
-def read_ministral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_ministral(fields: ConfigFields, architecture: str) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", 4096)
-    windows = read_windows(fields, window, 0, max_model_len)
+    windows = read_windows(fields, window, 0)
     return read_decoder(fields, architecture, attention=read_heads(fields, kv_heads=8), windows=windows)
 
 

@@ -18,7 +18,7 @@ _DEFAULT_ROPE = RopeSpec(
 )
 
 
-def read_ministral3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_ministral3(fields: ConfigFields, architecture: str) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", None)
     attention = read_heads(fields, kv_heads=8, head_dim=128)
     return read_decoder(
@@ -26,7 +26,7 @@ def read_ministral3(fields: ConfigFields, architecture: str, max_model_len: int 
         architecture,
         attention=attention,
         rope=_read_rope(fields, attention.head_dim),
-        windows=read_one_window(fields, window, max_model_len, "Ministral 3"),
+        windows=read_one_window(fields, window, "Ministral 3"),
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-5)),
     )
 

@@ -7,10 +7,10 @@ from roseinfer.models.layer_types import read_one_window
 from roseinfer.models.spec import ModelSpec
 
 
-def read_mistral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_mistral(fields: ConfigFields, architecture: str) -> ModelSpec:
     # transformers' MistralConfig defaults to a window of 4096, in all layers.
     window = optional_integer(fields, "sliding_window", 4096)
-    return read_decoder(fields, architecture, windows=read_one_window(fields, window, max_model_len, "Mistral"))
+    return read_decoder(fields, architecture, windows=read_one_window(fields, window, "Mistral"))
 
 
 FAMILIES = (ModelFamily(architectures=("MistralForCausalLM",), read=read_mistral, ignored=STORED_FREQUENCIES),)

@@ -19,14 +19,13 @@ _VISION = (
 )
 
 
-def read_mistral3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_mistral3(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.ignore(*_VISION)
     # Configs disagree with themselves and with their checkpoints about ties, so that the checkpoint decides.
     fields.ignore("tie_word_embeddings")
     return read_text_config(
         fields,
         architecture,
-        max_model_len,
         readers=_TEXT_READERS,
         default="mistral",
         tied_embeddings=None,

@@ -11,12 +11,12 @@ from roseinfer.quant.expert_names import ExpertNames
 _EXPERTS = "block_sparse_moe.experts.{}"
 
 
-def read_mixtral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_mixtral(fields: ConfigFields, architecture: str) -> ModelSpec:
     # Their defaults differ from those of related models.
     fields.need("num_key_value_heads", "rms_norm_eps")
     if fields.get("rope_parameters") is None:
         fields.need("rope_theta")
-    windows = read_one_window(fields, optional_integer(fields, "sliding_window", None), max_model_len, "Mixtral")
+    windows = read_one_window(fields, optional_integer(fields, "sliding_window", None), "Mixtral")
     experts = read_experts(fields, width=fields.integer("intermediate_size"), renormalise=True, dense_layers=())
     return read_decoder(fields, architecture, windows=windows, experts=experts)
 

@@ -14,21 +14,17 @@ from roseinfer.models.spec import ModelSpec, NormSpec
 DEFAULT_OLMO3_THETA = 500_000.0
 
 
-def read_olmo2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    return _read_olmo(fields, architecture)
-
-
-def read_olmo3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_olmo3(fields: ConfigFields, architecture: str) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", 4096)
     attention = read_heads(fields)
     theta = "rope_theta", DEFAULT_OLMO3_THETA
     ropes = read_layer_ropes(fields, attention.head_dim, full=theta, sliding=theta)
     types = repeated_types(fields, 4)
-    layers = read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len)
-    return _read_olmo(fields, architecture, layers=layers)
+    layers = read_layers(fields, attention, types, ropes, window=window)
+    return read_olmo2(fields, architecture, layers=layers)
 
 
-def _read_olmo(fields: ConfigFields, architecture: str, **options: Any) -> ModelSpec:
+def read_olmo2(fields: ConfigFields, architecture: str, **options: Any) -> ModelSpec:
     fields.only("clip_qkv")
     bias = fields.flag("attention_bias", False)
     norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-5))

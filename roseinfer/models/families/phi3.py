@@ -13,13 +13,13 @@ from roseinfer.models.spec import ModelSpec, NormSpec
 _ROPE_ALIASES = {"su": "longrope", "yarn": "longrope"}
 
 
-def read_phi3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_phi3(fields: ConfigFields, architecture: str) -> ModelSpec:
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         fields.only(key, False)
     for key in ("full_attention_mod", "interpolate_factor"):
         fields.only(key, 1)
     attention = read_heads(fields)
-    rope = read_rope(fields, attention.head_dim, partial=1.0, max_model_len=max_model_len, aliases=_ROPE_ALIASES)
+    rope = read_rope(fields, attention.head_dim, partial=1.0, aliases=_ROPE_ALIASES)
     if rope.scaling not in ("default", "longrope"):
         fields.refuse("rope_scaling", rope.scaling, "Phi-3 has default and longrope")
     if rope.scaling == "longrope":
@@ -32,7 +32,7 @@ def read_phi3(fields: ConfigFields, architecture: str, max_model_len: int | None
     return read_decoder(
         fields,
         architecture,
-        windows=read_one_window(fields, window, max_model_len, "Phi-3"),
+        windows=read_one_window(fields, window, "Phi-3"),
         attention=attention,
         rope=rope,
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-5)),

@@ -11,24 +11,24 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.expert_names import ExpertNames
 
 
-def read_qwen2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    return read_decoder(fields, architecture, windows=_qwen_windows(fields, max_model_len), qkv_bias=True)
+def read_qwen2(fields: ConfigFields, architecture: str) -> ModelSpec:
+    return read_decoder(fields, architecture, windows=_qwen_windows(fields), qkv_bias=True)
 
 
-def read_qwen3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3(fields: ConfigFields, architecture: str) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
-    windows = _qwen_windows(fields, max_model_len)
+    windows = _qwen_windows(fields)
     return read_decoder(fields, architecture, windows=windows, qkv_bias=bias, o_bias=bias, qk_norm="head")
 
 
-def _qwen_windows(fields: ConfigFields, max_model_len: int | None) -> tuple[int | None, ...]:
+def _qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     """Return the windows of a Qwen model: none if `use_sliding_window` is false, else those of the later layers."""
     window = optional_integer(fields, "sliding_window", 4096)
     first = optional_integer(fields, "max_window_layers", 28) or 0
-    return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, first, max_model_len)
+    return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, first)
 
 
-def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3_moe(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.need("num_key_value_heads")  # transformers defaults to 4
     fields.only("use_qk_norm", True)
     fields.only("qkv_bias", False, hint="attention_bias says whether there are biases")
@@ -36,7 +36,7 @@ def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int |
     window = optional_integer(fields, "sliding_window", 4096)
     optional_integer(fields, "max_window_layers", 0)  # either all layers have the window or none
     window = window if fields.flag("use_sliding_window", False) else None
-    windows = read_one_window(fields, window, max_model_len, "Qwen3-MoE")
+    windows = read_one_window(fields, window, "Qwen3-MoE")
     experts = read_experts(
         fields,
         width=fields.integer("moe_intermediate_size"),

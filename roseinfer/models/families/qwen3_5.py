@@ -51,18 +51,18 @@ _VISION = (
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
-def read_qwen3_5(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3_5(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.assume(**_DEFAULTS)
     return read_hybrid(fields, architecture)
 
 
-def read_qwen3_5_moe(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3_5_moe(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.assume(**_MOE_DEFAULTS)  # no layer has the `intermediate_size` of dense ones
     fields.only("norm_topk_prob", True)
     return read_hybrid(fields, architecture, experts=_read_experts(fields, renormalise=True, dense_layers=()))
 
 
-def read_qwen3_next(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3_next(fields: ConfigFields, architecture: str) -> ModelSpec:
     renormalise = fields.flag("norm_topk_prob", True)
     experts = _read_experts(fields, renormalise=renormalise, dense_layers=read_dense_layers(fields))
     return read_hybrid(fields, architecture, experts=experts)
@@ -132,13 +132,13 @@ def _read_left_out(fields: ConfigFields) -> tuple[str, ...]:
     return (MTP_HEAD,) if fields.get("mtp_num_hidden_layers") else ()
 
 
-def read_with_vision(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_with_vision(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.ignore(*_VISION)
     # Of the two fields for ties, published configs set one or the other, so that the checkpoint decides.
     fields.ignore("tie_word_embeddings")
     kind = "qwen3_5_moe_text" if "Moe" in architecture else "qwen3_5_text"
     readers = {kind: read_qwen3_5_moe if "Moe" in architecture else read_qwen3_5}
-    spec = read_text_config(fields, architecture, max_model_len, readers=readers, default=kind, tied_embeddings=None)
+    spec = read_text_config(fields, architecture, readers=readers, default=kind, tied_embeddings=None)
     return replace(spec, left_out=(VISION_TOWER, *spec.left_out))
 
 

@@ -6,7 +6,7 @@ from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec
 
 
-def read_seed_oss(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_seed_oss(fields: ConfigFields, architecture: str) -> ModelSpec:
     fields.get("residual_dropout")  # training only
     return read_decoder(
         fields,

@@ -8,7 +8,7 @@ from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, uniform_layers
 
 
-def read_smollm3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_smollm3(fields: ConfigFields, architecture: str) -> ModelSpec:
     optional_integer(fields, "max_window_layers", None)  # unused by the architecture
     unrotated = _read_unrotated(fields)
     window = optional_integer(fields, "sliding_window", None)
@@ -16,7 +16,7 @@ def read_smollm3(fields: ConfigFields, architecture: str, max_model_len: int | N
     default = [SLIDING if window and layer in unrotated else FULL for layer in range(fields.num_layers())]
     attention = read_heads(fields, kv_heads=4)
     rope = read_rope(fields, attention.head_dim, theta=2e6)
-    windows = windows_of_types(fields, window, read_layer_types(fields, default, window), max_model_len)
+    windows = windows_of_types(fields, window, read_layer_types(fields, default, window))
     bias = fields.flag("attention_bias", False)
     return read_decoder(
         fields,

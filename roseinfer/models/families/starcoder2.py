@@ -22,7 +22,7 @@ _UNUSED = (
 )
 
 
-def read_starcoder2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_starcoder2(fields: ConfigFields, architecture: str) -> ModelSpec:
     for key, value in _ONLY.items():
         fields.only(key, value)
     fields.ignore(*_UNUSED)
@@ -32,7 +32,7 @@ def read_starcoder2(fields: ConfigFields, architecture: str, max_model_len: int 
         fields,
         architecture,
         attention=read_heads(fields, kv_heads=2),
-        windows=read_one_window(fields, window, max_model_len, "StarCoder2"),
+        windows=read_one_window(fields, window, "StarCoder2"),
         norm=NormSpec(eps=fields.number("norm_epsilon", 1e-5), kind="layer"),
         activation=fields.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
         tied_embeddings=fields.flag("tie_word_embeddings", True),
