@@ -23,7 +23,7 @@ from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.request import Prompt
 
 if TYPE_CHECKING:
-    from roseinfer.engine.core import Core
+    from roseinfer.engine.core import EngineCore
 
 # The largest batch gets a cache that is touched completely before the measurement: first uses of memory are slow on a
 # virtual machine and say nothing about the weights' format.
@@ -89,7 +89,7 @@ def serve(args: argparse.Namespace) -> None:
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most")
 
 
-def decode(core: "Core", name: str, prompts: list[list[int]], output_len: int) -> float:
+def decode(core: "EngineCore", name: str, prompts: list[list[int]], output_len: int) -> float:
     """Return tokens per second between the first token of the last prompt and the last token."""
     from roseinfer.core.sampling import SequenceParams
     from roseinfer.engine.messages import Add

@@ -21,7 +21,7 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.core import Core
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
 
@@ -42,7 +42,7 @@ def draw_lengths(rng: random.Random, count: int, longest: int) -> list[int]:
     return [longest, *rng.sample(lengths, count - 1)]
 
 
-def run_prompt(core: Core, name: str, tokens: list[int]) -> None:
+def run_prompt(core: EngineCore, name: str, tokens: list[int]) -> None:
     core.add(Add(name, Prompt(tokens, SequenceParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True))))
     while core.busy:
         for output in core.step():

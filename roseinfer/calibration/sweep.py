@@ -18,7 +18,7 @@ from roseinfer.core.progress import stage
 from roseinfer.core.request import Prompt, sequence_id
 from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.core import Core
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.cost.offline_fit import CostSample
 from roseinfer.sched.cost.params import CostParams
@@ -69,7 +69,7 @@ class CalibrationSweep:
     `reads`: of the model.
     """
 
-    core: Core
+    core: EngineCore
     bounds: EngineLimits
     grid: CalibrationGrid
     seed: int = 0

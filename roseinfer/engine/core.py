@@ -55,39 +55,6 @@ def _sent_s(new: Add, now_s: float) -> float:
     return now_s if new.sent_s is None else min(new.sent_s, now_s)
 
 
-class Core(Protocol):
-    """Interface of `EngineCore` and its wrappers. `adapters`: LoRA adapters; None = the engine serves none."""
-
-    scheduler: Scheduler
-    adapters: AdapterRegistry | None
-
-    def add(self, new: Add) -> None: ...
-
-    def abort(self, sequence_ids: list[str]) -> None: ...
-
-    @property
-    def busy(self) -> bool: ...
-
-    @property
-    def idle_turn(self) -> bool: ...
-
-    def launch(self) -> list[SequenceOutput]: ...
-
-    def settle(self) -> list[SequenceOutput]: ...
-
-    def step(self) -> list[SequenceOutput]: ...
-
-    def promise(self, now_s: float) -> Promise: ...
-
-    def suspects(self) -> list[str]: ...
-
-    def take_invalid(self) -> list[InvalidAdd]: ...
-
-    def stats(self) -> SchedulerStats: ...
-
-    def close(self) -> None: ...
-
-
 class StepEnd(Protocol):
     """Work at the end of each turn."""
 

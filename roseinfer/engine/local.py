@@ -25,7 +25,7 @@ from roseinfer.core.outputs import FinishReason, SequenceOutput
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.adapters import NO_ADAPTERS
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
-from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
+from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.live import prepare
 from roseinfer.engine.messages import Add
 from roseinfer.engine.output import OutputDelivery, SequenceText, sequence_text
@@ -179,7 +179,7 @@ class LocalEngine:
 class _Batch(OutputDelivery["_Numbered"]):
     """Open sequences of one call. A sample that fails ends alone."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineCore) -> None:
         super().__init__()
         self._core = core
         self._chunks: NumberedChunks = []
@@ -244,6 +244,6 @@ def naming_prompt(number: int, count: int) -> Iterator[None]:
         raise
 
 
-def _close_in_owner(core: Core, owner: int) -> None:
+def _close_in_owner(core: EngineCore, owner: int) -> None:
     if os.getpid() == owner:
         core.close()

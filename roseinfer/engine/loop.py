@@ -14,7 +14,7 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.adapters import NO_ADAPTERS
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
+from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
@@ -80,7 +80,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        core: Core,
+        core: EngineCore,
         inbox: Inbox,
         outbox: Outbox,
         clock: Clock,

@@ -29,7 +29,7 @@ from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
 from roseinfer.engine.adapters import AdapterRegistry, registry_at_start
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.core import Core, EngineCore
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
@@ -76,7 +76,7 @@ def build_engine(
     learnt: CostParams | None = None,
     *,
     rank_host: RankHost | None = None,
-) -> tuple[Core, EngineInfo]:
+) -> tuple[EngineCore, EngineInfo]:
     """Load the model in `folder` and build an engine core with it.
 
     `learnt`: step costs that another engine on such a device has learnt. `rank_host`: given if the engine has a process
@@ -102,7 +102,7 @@ def _build(
     learnt: CostParams | None,
     publisher: KvEventsPublisher | None,
     rank_host: RankHost | None,
-) -> tuple[Core, EngineInfo]:
+) -> tuple[EngineCore, EngineInfo]:
     started_s = time.monotonic()
     model_files = states_of_files(folder)  # before they are read, so that a later change is seen
     record = config.profile.record
@@ -134,7 +134,7 @@ def _build_core(
     recorder: Recorder | None,
     files: AdapterFiles | None,
     started_s: float,
-) -> tuple[Core, EngineInfo]:
+) -> tuple[EngineCore, EngineInfo]:
     kv = KvManager(
         facts.num_blocks,
         config.cache.block_size,
@@ -163,7 +163,7 @@ def _build_core(
     # A recorded run contains no masks of guides.
     guided = recorder is None and facts.pooling is None
     guides = None if not guided else _guides(config, facts.vocab_size, facts.eos_token_ids)
-    make_core: Callable[..., Core] = EngineCore
+    make_core: Callable[..., EngineCore] = EngineCore
     if recorder is not None:
         make_core = partial(RecordingCore, recorder, experts=facts.experts, reads=facts.reads)
     core = make_core(

@@ -28,14 +28,12 @@ import msgspec
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.outputs import End, SchedulerStats, SequenceOutput
+from roseinfer.core.outputs import End, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
-from roseinfer.core.promise import Promise
 from roseinfer.core.recorder import Recorder
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads, ExpertChoice, PassThrough, Runner, StatePool, WindowPool
-from roseinfer.engine.adapters import AdapterRegistry
-from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
+from roseinfer.engine.core import EngineCore, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -87,7 +85,7 @@ class RecordingClock:
         return self.times_s[-1]
 
 
-class RecordingCore:
+class RecordingCore(EngineCore):
     """Engine core whose run is recorded. Other arguments are those of `EngineCore`.
 
     `experts`, `reads`: facts of the model, which its policy knows from the start.
@@ -113,19 +111,17 @@ class RecordingCore:
             raise ConfigError("record: cannot record an engine without generated tokens")
         if options.get("adapters") is not None:
             raise ConfigError("record: cannot record an engine with LoRA adapters")
-        self.scheduler = scheduler
-        self.adapters: AdapterRegistry | None = None
         self._recorder = recorder
         self._runner = RecordingRunner(runner)
         self._clock = RecordingClock(clock)
-        self._core = core = EngineCore(scheduler, self._runner, self._clock, **options)
+        super().__init__(scheduler, self._runner, self._clock, **options)
         self._turn = 0
         self._tokens: dict[str, int] = {}
         setup = {
             "scheduler": scheduler.config,
-            "depth": core.depth,
-            "eos_token_ids": sorted(core.eos_ids),
-            "vocab_size": core.vocab_size,
+            "depth": self.depth,
+            "eos_token_ids": sorted(self.eos_ids),
+            "vocab_size": self.vocab_size,
             "max_model_len": scheduler.max_model_len,
             "num_blocks": scheduler.kv.num_blocks,
             "block_size": scheduler.kv.block_size,
@@ -151,7 +147,7 @@ class RecordingCore:
         prompt = new.prompt
         meta = replace(prompt.meta, arrival_s=arrival_s, deadline_s=deadline_s)
         new.prompt, new.age_s, new.left_s = replace(prompt, meta=meta), None, None
-        self._core.add(new)
+        super().add(new)
         line = {"request": new.request_id, "step": self._turn, "prompt_ids": prompt.ids, "params": prompt.params}
         if new.outputs is not None:
             line["outputs"] = new.outputs
@@ -160,28 +156,17 @@ class RecordingCore:
         self._recorder.write(line | {"n": new.n} | {name: getattr(meta, name) for name in _META})
 
     def abort(self, sequence_ids: list[str]) -> None:
-        self._core.abort(sequence_ids)
+        super().abort(sequence_ids)
         self._recorder.write({"abort": sequence_ids, "step": self._turn, "at_s": self._clock.times_s[-1]})
-
-    @property
-    def busy(self) -> bool:
-        return self._core.busy
-
-    @property
-    def idle_turn(self) -> bool:
-        return self._core.idle_turn
-
-    def step(self) -> list[SequenceOutput]:
-        return self.launch() + self.settle()
 
     def launch(self) -> list[SequenceOutput]:
         self._clock.times_s.clear()
-        outputs = self._core.launch()
+        outputs = super().launch()
         self._count_tokens(outputs)
         return outputs
 
     def settle(self) -> list[SequenceOutput]:
-        outputs = self._core.settle()
+        outputs = super().settle()
         times_s = self._clock.times_s
         self._recorder.write(self._line(*self._runner.take()))
         self._turn += 1
@@ -199,21 +184,9 @@ class RecordingCore:
             if end is not None:
                 self._write_end(name, end)
 
-    def promise(self, now_s: float) -> Promise:
-        return self._core.promise(now_s)
-
-    def suspects(self) -> list[str]:
-        return self._core.suspects()
-
-    def take_invalid(self) -> list[InvalidAdd]:
-        return self._core.take_invalid()
-
-    def stats(self) -> SchedulerStats:
-        return self._core.stats()
-
     def close(self) -> None:
         try:
-            self._core.close()
+            super().close()
         finally:
             self._recorder.close()
 

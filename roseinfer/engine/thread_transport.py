@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.core import Core
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, ClientMessage, EngineMessage, Received, Shutdown
 from roseinfer.engine.transport import OnDeath, OnMessage, settle
@@ -20,7 +20,7 @@ class ThreadTransport:
     `on_death` is never called: the thread ends with its process, and a failed engine sends `Failed`.
     """
 
-    def __init__(self, build: Callable[[], tuple[Core, EngineInfo]]) -> None:
+    def __init__(self, build: Callable[[], tuple[EngineCore, EngineInfo]]) -> None:
         self._build = build
         self._inbox: queue.SimpleQueue[ClientMessage] = queue.SimpleQueue()
         self._outbox = _LoopOutbox()

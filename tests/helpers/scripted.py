@@ -7,7 +7,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Request
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.core import Core, EngineCore
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.grammar.library import GrammarTokens
 from roseinfer.kv.manager import KvManager
@@ -74,7 +74,7 @@ class ScriptReader:
 
 def scripted_engine(
     tokenizer: Tokenizer, script: Script, wrong_every: int | None = None, drafting: Drafting | None = None
-) -> tuple[Core, EngineInfo, ScriptedRunner]:
+) -> tuple[EngineCore, EngineInfo, ScriptedRunner]:
     """`wrong_every`: drafts are the script's, and one in so many is wrong; None = those of `drafting`, if any."""
     eos = tokenizer.backend.token_to_id(tokenizer.special_tokens["eos_token"])
     vocab_size = tokenizer.backend.get_vocab_size()
