@@ -210,16 +210,23 @@ def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], l
 
 
 def _plain_message(message: ChatMessage, place: str, more: dict[str, Any]) -> dict[str, Any]:
-    content = message.content
+    content = more.pop("content", message.content)
     if content is None and ("tool_calls" in more or "reasoning_content" in more):
         content = ""  # some templates would write "None"
     if content is None:
         raise bad_request(f"{place}.content must be text", "messages")
     if isinstance(content, list):
-        for part in content:
-            _check_part(part, place)
+        content = [_text_part(part, message.role, place) for part in content]
     fields = {"role": message.role, "content": content} | more
     return fields if message.name is None else fields | {"name": message.name}
+
+
+def _text_part(part: dict[str, Any], role: str, place: str) -> dict[str, Any]:
+    """Return a part of type text, an assistant's refusal as one. Raises `ApiError` 400 for other parts."""
+    if role == "assistant" and part.get("type") == "refusal":
+        part = {"type": "text", "text": part.get("refusal")}
+    _check_part(part, place)
+    return part
 
 
 def _check_part(part: dict[str, Any], place: str, param: str = "messages") -> None:

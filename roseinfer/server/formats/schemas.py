@@ -252,6 +252,7 @@ class ChatMessage(RequestModel):
     tool_call_id: str | None = Field(None, description="the call that a message of role 'tool' answers")
     reasoning_content: str | None = Field(None, description="reasoning of the assistant")
     reasoning: str | None = Field(None, description="like reasoning_content")
+    refusal: str | None = Field(None, description="an assistant's text if there is no content")
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_OBJECTS)]

@@ -24,6 +24,10 @@ def fields(message: ChatMessage, place: str, warnings: dict[str, None]) -> dict[
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if reasoning:
         found["reasoning_content"] = reasoning
+    if message.refusal and message.role == "assistant" and message.content is None:
+        found["content"] = message.refusal
+    elif message.refusal:
+        warnings["messages.refusal"] = None
     return found
 
 

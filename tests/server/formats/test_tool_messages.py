@@ -53,6 +53,26 @@ def error(server: LiveServer, *messages: dict[str, Any]) -> str:
     return answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [{"refusal": "No."}, {"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}],
+)
+def test_a_refusal_is_what_the_assistant_said(server: LiveServer, message: dict[str, Any]) -> None:
+    """Histories of other servers contain them, in OpenAI's two forms."""
+    assert prompt(server, {"role": "assistant", **message}) == "<|assistant|>No.<|end|>"
+    assert prompt(server, {"role": "assistant", "content": "Yes.", "refusal": None}) == "<|assistant|>Yes.<|end|>"
+
+
+def test_a_refusal_beside_a_content_is_a_warning(server: LiveServer) -> None:
+    said = prompt(server, {"role": "assistant", "content": "Yes.", "refusal": "No."}, warnings=["messages.refusal"])
+    assert said == "<|assistant|>Yes.<|end|>"
+
+
+def test_only_an_assistant_refuses(server: LiveServer) -> None:
+    for message in ({"refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}):
+        assert "messages.1.content" in error(server, {"role": "user", **message})
+
+
 @pytest.mark.parametrize("arguments", ['{"city": "Köln", "n": [1]}', {"city": "Köln", "n": [1]}])
 def test_a_turn_with_a_call_and_its_result(server: LiveServer, arguments: Any) -> None:
     """Arguments come as text and go to the template as an object: it would quote a text once more."""
