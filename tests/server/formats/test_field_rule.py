@@ -1,7 +1,7 @@
 """Outcome of each field of the APIs: accepted, accepted with a warning, or rejected by name.
 
 A field without effect on the answer is accepted with a warning. A field that would change the answer unnoticed is
-rejected by name. The fields are those of OpenAI's and Anthropic's APIs (openai 3.3 and anthropic 2.12, with beta
+rejected by name. The fields are those of OpenAI's and Anthropic's APIs (openai 3.57 and anthropic 2.14, with beta
 fields) and of vLLM's.
 """
 
@@ -120,6 +120,12 @@ ROWS: list[Row] = [
     (("chat", "responses"), "prompt_cache_retention", "in_memory", ACCEPTED),
     (("chat", "responses"), "prompt_cache_retention", "24h", WARNED),
     (("chat", "responses"), "prompt_cache_options", {"mode": "explicit"}, WARNED),
+    (("responses",), "prompt_cache_options", {"prewarm": True}, REFUSED),
+    (("responses",), "generate", False, REFUSED),
+    (("responses",), "generate", True, ACCEPTED),
+    (("responses",), "access_programs", {"cyber": "standard"}, WARNED),
+    (("responses",), "background_options", {"completion_window": "2h"}, WARNED),
+    (("responses",), "image", {"context_compression": "auto"}, WARNED),
     (("chat",), "prediction", {"type": "content", "content": "x"}, ACCEPTED),
     (("chat",), "prediction", {"type": "other", "content": "x"}, REFUSED),
     (("completions",), "prediction", {"type": "content", "content": "x"}, WARNED),
@@ -142,7 +148,7 @@ ROWS: list[Row] = [
     (("messages",), "context_management", {"edits": []}, ACCEPTED),
     (("messages",), "context_management", {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, ACCEPTED),
     (("messages",), "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, WARNED),
-    (("messages",), "compaction", {"type": "summarize"}, WARNED),
+    (("messages",), "compaction", {"type": "summarize"}, REFUSED),
     (("messages",), "speed", "standard", ACCEPTED),
     (("messages",), "speed", "fast", WARNED),
     (("messages",), "inference_geo", "us", WARNED),
@@ -226,9 +232,12 @@ ROWS: list[Row] = [
     (("responses",), "instructions", "x", ACCEPTED),
     (("responses",), "input", [{"type": "reasoning", "summary": [], "encrypted_content": "x"}, *HI], WARNED),
     (("responses",), "input", [{"type": "web_search_call", "id": "x"}, *HI], WARNED),
+    (("responses",), "input", [*HI, {"type": "configuration_update", "text": {"format": {"type": "text"}}}], ACCEPTED),
     (("responses",), "input", [{"type": "compaction", "encrypted_content": "x"}, *HI], REFUSED),
     (("messages",), "system", [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}], ACCEPTED),
     (("messages",), "messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}], REFUSED),
+    (("messages",), "messages", [*HI, {"role": "system", "content": "x", "clear_at": "next_user_message"}], ACCEPTED),
+    (("messages",), "messages", [*HI, {"role": "system", "output_config": {"effort": "low"}}], WARNED),
 ]  # fmt: skip
 
 

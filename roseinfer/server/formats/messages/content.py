@@ -9,6 +9,7 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.server.formats.chat_builder import ChatBuilder, check_nesting, text_field, texts_of
+from roseinfer.server.formats.messages.tools import CHANGES, MessageTools
 from roseinfer.server.http.errors import ApiError, bad_request
 
 TEXT = {"text": "text"}
@@ -33,29 +34,35 @@ def _is_billing(text: str) -> bool:
 
 
 class Content:
-    """Reader of content blocks into the messages of a chat. `warnings`: parts that are left out."""
+    """Reader of content blocks into the messages of a chat. `warnings`: parts that are left out.
 
-    def __init__(self, chat: ChatBuilder) -> None:
+    Changes of tools are applied to `offered`.
+    """
+
+    def __init__(self, chat: ChatBuilder, offered: MessageTools) -> None:
         self.warnings: dict[str, None] = {}
         self._chat = chat
-
-    def add_text(self, role: str, text: str) -> None:
-        if role == "assistant":
-            self._chat.add_answer([text])
-        else:
-            self._chat.add_text(role, [text])
+        self._offered = offered
 
     def add(self, role: str, block: dict[str, Any], place: str) -> None:
         """Add the block at `place`. Raises `ApiError` 400 that names the place."""
         kind = block.get("type")
         if kind == "text":
-            self.add_text(role, text_field(block, "text", place, "messages"))
+            self._add_text(role, text_field(block, "text", place, "messages"))
         elif kind == "tool_result" and role == "user":
             self._add_result(block, place)
+        elif role == "system" and isinstance(kind, str) and kind in CHANGES:
+            self._offered.change(block, place)
         elif role == "assistant" and isinstance(kind, str):
             self._add_answered(kind, block, place)
         else:
             raise _unsupported(kind, role, place)
+
+    def _add_text(self, role: str, text: str) -> None:
+        if role == "assistant":
+            self._chat.add_answer([text])
+        else:
+            self._chat.add_text(role, [text])
 
     def _add_answered(self, kind: str, block: dict[str, Any], place: str) -> None:
         """Add a block that only an assistant has."""
@@ -65,12 +72,26 @@ class Content:
             self._chat.add_reasoning(text_field(block, "thinking", place, "messages"))
         elif kind in _LEFT_OUT:
             self.warnings[f"messages: blocks of type {kind!r} are left out"] = None
-        elif kind == "compaction" and isinstance(block.get("content"), str):
-            self._chat.add_answer([block["content"]])
+        elif kind == "compaction":
+            self._add_compaction(block, place)
         elif kind.endswith(_SERVERS_RESULT):
             self._add_servers_result(block, place)
         else:
             raise _unsupported(kind, "assistant", place)
+
+    def _add_compaction(self, block: dict[str, Any], place: str) -> None:
+        """Add a summary, and the changes of tools that it stands for. One that failed has no content."""
+        if isinstance(block.get("content"), str):
+            self._chat.add_answer([block["content"]])
+        elif block.get("encrypted_content"):
+            raise _unsupported("compaction", "assistant", place)
+        else:
+            self.warnings["messages: blocks of type 'compaction' without content are left out"] = None
+        changes = block.get("tool_changes") or []
+        if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
+            raise bad_request(f"{place}.tool_changes must be a list of blocks", "messages")
+        for index, change in enumerate(changes):
+            self._offered.change(change, f"{place}.tool_changes.{index}")
 
     def _add_call(self, block: dict[str, Any], place: str) -> None:
         arguments = block.get("input")

@@ -1,16 +1,16 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens, and the chat that they ask for."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from roseinfer.core.errors import RequestTooLongError
-from roseinfer.server.formats.as_chat import FieldNames, chat_request, ignored_in_tools
+from roseinfer.server.formats.as_chat import FieldNames, chat_request
 from roseinfer.server.formats.chat_builder import ChatBuilder
 from roseinfer.server.formats.messages.content import Content, system_texts
+from roseinfer.server.formats.messages.tools import MessageTools
 from roseinfer.server.formats.schemas import MAX_OBJECTS, Count, Objects, OneAnswerRequest, StopStrings
-from roseinfer.server.formats.tool_fields import ALLOWED_CALLERS, check_bytes, read_function
 from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless, unsupported_error
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import RequestModel, unknown_fields
@@ -19,7 +19,11 @@ from roseinfer.server.request.models import ModelField
 
 class AnthropicMessage(RequestModel):
     role: str
-    content: str | Objects = Field(description="text, or blocks: text, tool_use, tool_result, thinking")
+    content: str | Objects = Field([], description="text, or blocks: text, tool_use, tool_result, thinking")
+    clear_at: Literal["next_user_message", "never"] | None = Field(
+        None, description="of the system: next_user_message leaves its texts out after a later message of the user"
+    )
+    output_config: dict[str, Any] | None = Field(None, description="of the system: accepted, not used")
 
 
 class OutputConfig(RequestModel):
@@ -68,6 +72,7 @@ _NAMES = {
 }
 _NO_MEMORY = "nothing is kept between requests"
 _UNSUPPORTED = {
+    "compaction": Unsupported("conversations are not compacted here, ask for a summary instead", always),
     "container": Unsupported(_NO_MEMORY, always),
     # With this code Anthropic's packages retry without a thread.
     "thread": Unsupported(_NO_MEMORY, always, "thread_unsupported_request"),
@@ -100,11 +105,6 @@ def _too_long(error: RequestTooLongError) -> str:
 
 
 FIELD_NAMES = FieldNames(_NAMES, _UNSUPPORTED, _HINTS, _too_long)
-# Fields of a tool that need no warning. All tools are shown, deferred ones too.
-_TOOL_FIELDS = {
-    "type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming", "defer_loading",
-    "allowed_callers",
-}  # fmt: skip
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -124,10 +124,11 @@ class MessagesTranslation:
     """Chat that asks for the same. Raises `ApiError` 400 when made. `warnings`: parts that are not used."""
 
     def __init__(self, request: CountTokensRequest) -> None:
-        tools, left_out = _tools(request.tools or [])
-        said, unsaid = messages(request)
-        self.chat = chat_request(request, _fields(request, said, tools), field_names(request))
-        self.warnings = [name[:100] for name in (*_ignored_parts(request), *left_out, *unsaid)]
+        offered = MessageTools()
+        offered.add(request.tools or [])
+        said, unsaid = messages(request, offered)
+        self.chat = chat_request(request, _fields(request, said, offered.functions()), field_names(request))
+        self.warnings = [name[:100] for name in (*_ignored_parts(request), *offered.warnings, *unsaid)]
 
 
 def _fields(request: CountTokensRequest, said: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
@@ -159,65 +160,44 @@ def _ignored_parts(request: CountTokensRequest) -> list[str]:
     """Return warnings for parts of fields that are not used."""
     parts = {"output_config": request.output_config, "thinking": request.thinking, "tool_choice": request.tool_choice}
     names = [f"{field}.{name}" for field, part in parts.items() if part for name in unknown_fields(part)]
-    offered = [tool for tool in request.tools or [] if _is_offered(tool)]
-    return names + ignored_in_tools(offered, _TOOL_FIELDS)
+    return names + ["messages.output_config"] * any(message.output_config for message in request.messages)
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
-def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the messages of the chat, and warnings for parts that are left out. Raises `ApiError` 400."""
+def messages(request: CountTokensRequest, offered: MessageTools) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the messages of the chat, and warnings for parts that are left out. Raises `ApiError` 400.
+
+    Changes of tools in messages are applied to `offered`.
+    """
     chat = ChatBuilder()
-    content = Content(chat)
+    content = Content(chat, offered)
     if request.system is not None and (texts := system_texts(request.system)):
         chat.add_text("system", texts)
+    last_of_user = max((index for index, message in enumerate(request.messages) if message.role == "user"), default=0)
     for index, message in enumerate(request.messages):
-        place = f"messages.{index}"
-        if message.role not in ("user", "assistant", "system"):
-            raise bad_request(f"{place}.role is not known: {message.role[:40]!r}", "messages")
-        if isinstance(message.content, str):
-            content.add_text(message.role, message.content)
-            continue
-        for number, block in enumerate(message.content):
-            content.add(message.role, block, f"{place}.content.{number}")
+        cleared = message.clear_at == "next_user_message" and index < last_of_user
+        for number, block in enumerate(_blocks(message, f"messages.{index}")):
+            if not cleared or block.get("type") != "text":
+                content.add(message.role, block, f"messages.{index}.content.{number}")
     said = chat.messages()
     if not said:
         raise bad_request("messages contain no text, tool calls or results", "messages")
     return said, list(content.warnings)
 
 
-# --- tools, thinking and formats ----------------------------------------------------------------------------------
-def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the tools of the chat, and warnings for Anthropic's own. Raises `ApiError` 400."""
-    check_bytes(given)
-    tools: dict[str, dict[str, Any]] = {}
-    left_out = []
-    for index, tool in enumerate(given):
-        kind, place = tool.get("type"), f"tools.{index}"
-        if _is_offered(tool):
-            function = _function(tool, place)
-            if function["name"] in tools:
-                raise bad_request(f"{place}.name: {function['name']!r} is there twice", "tools")
-            tools[function["name"]] = {"type": "function", "function": function}
-        elif isinstance(kind, str):
-            left_out.append(f"{place} of type {kind[:40]!r} is left out")
-        else:
-            raise bad_request(f"{place}.type must be a string", "tools")
-    return list(tools.values()), left_out
+def _blocks(message: AnthropicMessage, place: str) -> list[dict[str, Any]]:
+    """Return the blocks of a message, a text as one. Raises `ApiError` 400 for fields that its role does not have."""
+    if message.role not in ("user", "assistant", "system"):
+        raise bad_request(f"{place}.role is not known: {message.role[:40]!r}", "messages")
+    if message.role != "system":
+        if "content" not in message.model_fields_set:
+            raise bad_request(f"{place}.content: Field required", "messages")
+        if message.clear_at is not None:
+            raise bad_request(f"{place}.clear_at is only a field of the role system", "messages")
+    return [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
 
 
-def _is_offered(tool: dict[str, Any]) -> bool:
-    """True for a tool of the client; others are Anthropic's."""
-    return tool.get("type") in (None, "custom")
-
-
-def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    ALLOWED_CALLERS.check(f"{place}.allowed_callers", tool.get("allowed_callers"))
-    named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
-    function = {name: tool[own] for name, own in named.items() if tool.get(own) is not None}
-    read_function(function, place, "input_schema")
-    return function
-
-
+# --- thinking, formats and the choice of a tool -------------------------------------------------------------------
 def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
         if choice.name is None:

@@ -37,7 +37,7 @@ class ResponsesFormat:
         warnings = chat.warnings + history.warnings(request)
         job = await translated_job(call, chat.chat, FIELD_NAMES, "responses", "resp", warnings)
         keeper = history.keeper(whole, call.headers)
-        about = _about(request, job) | {"store": keeper is not None}
+        about = _about(chat.request, job) | {"store": keeper is not None}
         return replace(job, about=about, call_names=chat.call_names, store_answer=keeper)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:

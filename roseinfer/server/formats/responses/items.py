@@ -48,6 +48,8 @@ _LEFT_OUT = frozenset(
 )
 # Items that bring tools: see `tools_within`.
 _WITH_TOOLS = frozenset({"additional_tools", "tool_search_output"})
+# Item that changes settings of the request: see `request.configured`.
+CONFIGURATION = "configuration_update"
 _ENCRYPTED = "it can only be read by the server that made it"
 _REFUSED = {
     "compaction": _ENCRYPTED,
@@ -109,7 +111,7 @@ class InputItems:
             self._chat.add_result(_call_id(item, place), _result(item.get(_RESULTS[kind]), f"{place}.{_RESULTS[kind]}"))
         elif kind in _CALLS:
             self._foreign_call(kind, item, place)
-        elif kind not in _WITH_TOOLS:
+        elif kind not in _WITH_TOOLS and kind != CONFIGURATION:
             raise _unsupported(kind, place)
 
     def _message(self, item: dict[str, Any], place: str) -> None:

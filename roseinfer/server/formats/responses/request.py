@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from roseinfer.server.formats.as_chat import FieldNames, chat_request
 from roseinfer.server.formats.build_job import ignored_stream_options
 from roseinfer.server.formats.chat_builder import ChatBuilder, check_nesting
-from roseinfer.server.formats.responses.items import InputItems, tools_within
+from roseinfer.server.formats.responses.items import CONFIGURATION, InputItems, tools_within
 from roseinfer.server.formats.responses.tools import OfferedTools
 from roseinfer.server.formats.schemas import Count, Objects, OneAnswerRequest, StopString, StopStrings
 from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless, unsupported_error
@@ -83,9 +83,11 @@ _NAMES = {
     "tools.*.function": "tools.*",
     "verbosity": "text.verbosity",
 }
+_NO_OUTPUT = "responses without output are not made"
 _UNSUPPORTED = {
     "conversation": Unsupported("there are no conversation objects, give previous_response_id", always),
     "prompt": Unsupported("there are no stored prompts", always),
+    "generate": Unsupported(_NO_OUTPUT, unless(True)),
     "top_logprobs": Unsupported("log probabilities are those of /v1/chat/completions", unless(0)),
 }
 # An input that is too long is refused, whatever was to be done with it. No built-in tool is called.
@@ -103,9 +105,11 @@ class ResponsesTranslation:
     """Chat that asks for the same. Raises `ApiError` 400 when made.
 
     `call_names`: the name in a call -> the client's name of the tool. `warnings`: parts that are not used.
+    `request`: with the settings of its input items.
     """
 
     def __init__(self, request: ResponsesRequest) -> None:
+        self.request = request = configured(request)
         offered = OfferedTools()
         offered.add(request.tools or [], "tools")
         _check_values(request)
@@ -117,8 +121,43 @@ class ResponsesTranslation:
         self.warnings = [name[:100] for name in (*_ignored_parts(request), *offered.warnings, *left_out)]
 
 
+def configured(request: ResponsesRequest) -> ResponsesRequest:
+    """Return the request with the settings of `configuration_update` items. The last one counts for each setting.
+
+    Raises `ApiError` 400.
+    """
+    items = [] if isinstance(request.input, str) else request.input
+    reasoning = request.reasoning or ReasoningOptions.model_validate({})
+    text = request.text or TextOptions.model_validate({})
+    changes: dict[str, RequestModel] = {}
+    for index, item in enumerate(items):
+        if item.get("type") != CONFIGURATION:
+            continue
+        place = request.place_of(index)
+        if (effort := _setting(item, "reasoning", "effort", str, place)) is not None:
+            changes["reasoning"] = reasoning.model_copy(update={"effort": effort})
+        if (format := _setting(item, "text", "format", dict, place)) is not None:
+            changes["text"] = text.model_copy(update={"format": format})
+    return request.model_copy(update=changes) if changes else request
+
+
+def _setting(item: dict[str, Any], part: str, name: str, kind: type, place: str) -> Any:
+    """Return a setting of a `configuration_update` item, None if it is not given."""
+    within = item.get(part)
+    if not isinstance(within, dict | None):
+        raise bad_request(f"{place}.{part} must be an object", "input")
+    value = within.get(name) if within else None
+    if not isinstance(value, kind | None):
+        raise bad_request(f"{place}.{part}.{name} must be {'a string' if kind is str else 'an object'}", "input")
+    return value
+
+
 def _check_values(request: ResponsesRequest) -> None:
-    _check_include((request.model_extra or {}).get("include"))
+    extras = request.model_extra or {}
+    _check_include(extras.get("include"))
+    cache = extras.get("prompt_cache_options")
+    if isinstance(cache, dict) and cache.get("prewarm"):
+        raise unsupported_error("prompt_cache_options", f"prewarm: {_NO_OUTPUT}")
     for name, value in (("tools", request.tools), ("tool_choice", request.tool_choice)):
         check_nesting(value, name)
     check_nesting(None if request.text is None else request.text.format, "text.format")

@@ -116,6 +116,15 @@ BLOCK = "messages.0.content.0"
         ({"role": "user", "content": [{"type": "text"}]}, f"{BLOCK}.text", None),
         ({"role": "tool", "content": "x"}, "messages.0.role", None),
         ({"role": "user", "content": None}, "messages.0.content", None),
+        ({"role": "user"}, "messages.0.content", None),
+        ({"role": "user", "content": "x", "clear_at": "never"}, "messages.0.clear_at", None),
+        ({"role": "system", "content": "x", "clear_at": "later"}, "messages.0.clear_at", None),
+        ({"role": "user", "content": [{"type": "tool_removal"}]}, BLOCK, CONTENT),
+        ({"role": "system", "content": [{"type": "tool_removal"}]}, f"{BLOCK}.tool", None),
+        ({"role": "system", "content": [{"type": "tool_addition", "tool": {"type": "tool_definition"}}]},
+         f"{BLOCK}.tool", None),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": "x", "tool_changes": ["x"]}]},
+         f"{BLOCK}.tool_changes", None),
         ({"content": "x"}, "messages.0.role", None),
     ],
 )  # fmt: skip
@@ -173,6 +182,7 @@ def test_formats_are_enforced() -> None:
     ("fields", "param"),
     [
         ({"tools": [TOOL | {"allowed_callers": ["code_execution_20260521"]}]}, "tools.0.allowed_callers"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"container": "c"}, "container"),
         ({"stop": "x"}, "stop"),
         ({"thinking": {"type": "between_tools"}}, "thinking"),
@@ -250,6 +260,65 @@ def test_tools_of_anthropics_own_are_left_out() -> None:
     assert refused(tools=[search, TOOL, TOOL]).message.startswith("tools.2.name")
     assert refused(tools=[search] * 6000).code == "grammar_too_complex"
     assert refused(tools=[{"type": 5}]).message.startswith("tools.0.type")
+
+
+def system(*content: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"role": "system", "content": list(content), **fields}
+
+
+def changed(kind: str, **tool: Any) -> dict[str, Any]:
+    return {"type": f"tool_{kind}", "tool": tool}
+
+
+def test_a_text_of_the_system_is_cleared_by_a_later_message_of_the_user() -> None:
+    """Claude Code sends reminders like this."""
+    reminder = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
+    said = {"role": "assistant", "content": "Hi"}
+    assert messages(HI, reminder) == [HI, {"role": "system", "content": "Be brief."}]
+    assert messages(HI, reminder, said, HI) == [HI, said, HI]
+    kept = reminder | {"clear_at": "never"}
+    assert messages(HI, kept, said, HI) == [HI, {"role": "system", "content": "Be brief."}, said, HI]
+
+
+@pytest.mark.parametrize("message", [{"role": "system"}, system(), system(*texts("x"))])
+def test_an_effort_of_one_turn_is_accepted_with_a_warning(message: dict[str, Any]) -> None:
+    found = translated(messages=[HI, message | {"output_config": {"effort": "high"}}])
+    assert found.warnings == ["messages.output_config"]
+
+
+def test_messages_change_the_tools() -> None:
+    new = {"name": "new", "input_schema": SCHEMA}
+    other, again = TOOL | {"name": "other"}, new | {"description": "Newer"}
+    adds = changed("addition", type="tool_definition", definition=new)
+    found = translated(
+        tools=[TOOL, other],
+        messages=[
+            HI,
+            system(changed("removal", type="tool_reference", name="look"), adds, clear_at="next_user_message"),
+            HI,
+            system(changed("removal", type="tool_reference", name="other"), *texts("Tools changed.")),
+            system(changed("addition", type="tool_reference", name="look")),
+            system(changed("addition", type="tool_definition", definition=again)),
+            system(changed("addition", type="mcp_toolset_reference", mcp_server_name="x")),
+        ],
+    )
+    functions = {tool["function"]["name"]: tool["function"] for tool in found.chat.tools or []}
+    assert list(functions) == ["look", "new"] and functions["new"]["description"] == "Newer"
+    assert [message.role for message in found.chat.messages] == ["user", "system"]
+    assert found.warnings == ["messages: changes of type 'mcp_toolset_reference' are left out"]
+
+
+def test_the_last_tool_is_removed() -> None:
+    removal = changed("removal", type="tool_reference", name="look")
+    assert "tools" not in chat(tools=[TOOL], messages=[HI, system(removal)])
+
+
+def test_a_compaction_that_failed_is_left_out() -> None:
+    removal = changed("removal", type="tool_reference", name="look")
+    failed = {"type": "compaction", "content": None, "tool_changes": [removal]}
+    found = translated(tools=[TOOL], messages=[HI, {"role": "assistant", "content": [failed]}, HI])
+    assert [message.role for message in found.chat.messages] == ["user"] and not found.chat.tools
+    assert found.warnings == ["messages: blocks of type 'compaction' without content are left out"]
 
 
 def test_blocks_of_other_servers_are_shown_as_far_as_they_can_be_read() -> None:

@@ -134,6 +134,9 @@ CONTENT = "unsupported_content"
         ({"type": "image_generation_call", "id": "x", "result": "abc"}, "input.0", "unsupported_field"),
         ({"type": "computer_call", "call_id": "x"}, "input.0", "unsupported_field"),
         ({"type": "unheard_of"}, "input.0", "unsupported_field"),
+        ({"type": "configuration_update", "reasoning": "low"}, "input.0.reasoning", None),
+        ({"type": "configuration_update", "reasoning": {"effort": 5}}, "input.0.reasoning.effort", None),
+        ({"type": "configuration_update", "text": {"format": "text"}}, "input.0.text.format", None),
         ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input.0.input", None),
         ({"type": "custom_tool_call_output", "call_id": "c"}, "input.0.output", None),
         ({"type": "shell_call_output", "call_id": "c", "output": 5}, "input.0.output", None),
@@ -150,6 +153,23 @@ CONTENT = "unsupported_content"
 def test_items_that_cannot_be_taken(item: dict[str, Any], place: str, code: str | None) -> None:
     error = refused(input=[item])
     assert (error.param, error.code) == ("input", code) and error.message.startswith(place)
+
+
+def test_items_change_settings_until_the_next_one() -> None:
+    def update(**settings: Any) -> dict[str, Any]:
+        return {"type": "configuration_update", **settings}
+
+    format = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    low, high = update(reasoning={"effort": "low"}), update(reasoning={"effort": "high"}, text={"format": format})
+    given = {"reasoning": {"effort": "medium", "summary": "auto"}, "text": {"verbosity": "low"}}
+    found = translated(input=[user("hello"), low, SAID, high, user("and?")], **given)
+    whole = found.chat.model_dump(exclude_none=True, by_alias=True)
+    assert [message["role"] for message in whole["messages"]] == ["user", "assistant", "user"]
+    assert whole["reasoning_effort"] == "high" and whole["verbosity"] == "low"
+    assert whole["response_format"]["json_schema"] == {"name": "n", "schema": SCHEMA}
+    assert found.request.reasoning is not None and found.request.reasoning.effort == "high"
+    assert found.warnings == ["reasoning.summary"]
+    assert "response_format" not in chat(input=[user("hello"), low])
 
 
 def test_no_items() -> None:
