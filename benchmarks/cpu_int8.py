@@ -73,7 +73,7 @@ def serve(args: argparse.Namespace) -> None:
     from roseinfer.bench.load import make_prompts
     from roseinfer.config.hub import model_folder
     from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
-    from roseinfer.engine.process import build_engine
+    from roseinfer.engine.build import build_engine
 
     format_of = {"quantization": args.worker} if args.worker == "int8" else {"dtype": args.worker}
     options = {"load_format": "dummy", "device": "cpu", "threads": args.threads}

@@ -21,9 +21,9 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.process import build_engine
 
 SHORTEST = 4
 OUTPUT_TOKENS = 2

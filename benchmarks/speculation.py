@@ -40,10 +40,10 @@ from roseinfer.bench.report import header, table
 from roseinfer.config.hub import load_tokenizer, model_folder
 from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from roseinfer.sched.drafting.counts import ProposerCounts
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.proposer import Proposal

@@ -43,7 +43,7 @@ class LocalEngine:
     """
 
     def __init__(self, config: EngineConfig, observer: StepObserver | None = None) -> None:
-        from roseinfer.engine.process import build_engine
+        from roseinfer.engine.build import build_engine
 
         self._owner = os.getpid()
         self.tokenizer = load_tokenizer(config.model)

@@ -14,7 +14,7 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
     folder = model_folder(config.model)
     transport: Transport
     if in_process:
-        from roseinfer.engine.process import build_engine
+        from roseinfer.engine.build import build_engine
 
         transport = ThreadTransport(lambda: build_engine(config, folder))
     else:

@@ -9,10 +9,10 @@ import torch
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from tests.equivalence.models import VOCAB
 
 CUDA = torch.cuda.is_available()

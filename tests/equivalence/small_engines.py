@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from tests.helpers.checkpoints import VOCAB
 
 SHARED = [7, 21, 3, 64, 11, 90, 35, 2, 17, 58, 41]

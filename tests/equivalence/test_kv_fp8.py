@@ -10,9 +10,9 @@ import pytest
 
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.messages import Add
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from tests.equivalence.models import SMALL_SHAPES, save_model
 from tests.equivalence.near_ties import DifferentError, compare
 from tests.equivalence.runs import CUDA, SETTINGS, Run, Runs

@@ -140,7 +140,7 @@ def test_idle_turns_do_not_make_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> 
     core, held_back_turns, slept = make_core(), 5, list[float]()
     plan, asked = core.scheduler.plan, itertools.count(1)
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
-    monkeypatch.setattr("roseinfer.engine.process.build_engine", lambda *args: (core, engine_info(max_model_len=64)))
+    monkeypatch.setattr("roseinfer.engine.build.build_engine", lambda *args: (core, engine_info(max_model_len=64)))
     monkeypatch.setattr("roseinfer.engine.local.time.sleep", slept.append)
     with LLM("tiny") as idle_turn:
         (completion,) = idle_turn.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))

@@ -12,9 +12,9 @@ import torch
 from roseinfer.core.request import Prompt
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.messages import Add
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from roseinfer.quant.experts import route
 from tests.helpers.mixture import MIXTURE
 

@@ -13,9 +13,9 @@ from roseinfer.core.config.adapters import AdapterConfig
 from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.messages import Add
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from roseinfer.priced.adapters import AdapterMachine, PricedAdapterFiles
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.file import cost_as_json

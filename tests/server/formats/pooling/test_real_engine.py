@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from openai import OpenAI
 
 from roseinfer.core.pooling import PairFormat
+from roseinfer.engine.build import build_engine
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
 from roseinfer.engine.thread_transport import ThreadTransport
 from roseinfer.text.pooling_inputs import PairEncoder
 from roseinfer.text.tokenizer import Tokenizer
