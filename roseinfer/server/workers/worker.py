@@ -1,7 +1,6 @@
 """Worker process: a server like that of a single process, except for the address, the engine and signals."""
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
@@ -49,6 +48,7 @@ from roseinfer.server.workers.messages import (
     WorkerFailed,
 )
 from roseinfer.server.workers.queries import WorkerPeerQueries
+from roseinfer.server.workers.replies import ManagerRequests
 from roseinfer.server.workers.shared_limits import SharedInflight, SharedOccupancy
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -56,8 +56,6 @@ log = logging.getLogger("roseinfer.server.worker")
 
 # A worker whose manager has ended has this long to end by itself.
 ORPHAN_TIMEOUT_S = 5.0
-# The manager waits a second for workers that do not reply.
-SCRAPE_TIMEOUT_S = 5.0
 
 
 class SocketlessServer(Server):
@@ -93,8 +91,7 @@ class Worker:
         self._connections = ConnectionReceiver(socket.socket(fileno=boot.connections))
         self._channel = MessageChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
         self._stopped = asyncio.Event()
-        self._numbers = itertools.count()
-        self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
+        self._scrapes = ManagerRequests[Snapshot](self._channel.send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._peer_queries = WorkerPeerQueries(self._channel.send)
         parts = parts_of(
@@ -192,9 +189,7 @@ class Worker:
         elif isinstance(message, CollectMetrics):
             self._channel.send(CollectedMetrics(message.number, self._observation.snapshot()))
         elif isinstance(message, MetricsReply):
-            waiting = self._scrapes.pop(message.number, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message.all)
+            self._scrapes.on_reply(message.number, message.all)
         elif isinstance(message, ForwardedQuery):
             self._peer_queries.on_query(message)
         elif isinstance(message, PeerAnswers):
@@ -211,14 +206,9 @@ class Worker:
 
     async def _gather(self, own: Snapshot) -> Snapshot:
         """Return the metrics of all workers. Raises `ApiError` 503 if the manager does not reply."""
-        number = next(self._numbers)
-        self._scrapes[number] = asyncio.get_running_loop().create_future()
-        self._channel.send(MetricsRequest(number, own))
         try:
-            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-                return await self._scrapes[number]
+            return await self._scrapes.ask(lambda number: MetricsRequest(number, own))
         except TimeoutError:
-            self._scrapes.pop(number, None)
             # Not this worker's alone: counters that go back would look like a restart.
             raise unavailable("metrics_unavailable", "The server's manager does not reply", 1.0) from None
 

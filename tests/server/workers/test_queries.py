@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from roseinfer.server.observe.peer_queries import PeerQueries
-from roseinfer.server.workers import queries as module
+from roseinfer.server.workers import replies as module
 from roseinfer.server.workers.messages import (
     ForwardedQuery,
     FromManager,
@@ -119,7 +119,7 @@ def test_a_worker_that_dies_is_not_waited_for() -> None:
 
 
 def test_a_worker_that_hangs_is_left_out_and_its_late_answer_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(module, "WORKER_TIMEOUT_S", 0.02)
 
     async def scene(server: Server) -> None:
         one, two, hanging = (server.worker().knows("a", name) for name in ("one", "two", "hanging"))

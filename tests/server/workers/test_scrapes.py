@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from roseinfer.server.observe.exposition import Snapshot
-from roseinfer.server.workers import scrapes as module
+from roseinfer.server.workers import replies as module
 from roseinfer.server.workers.messages import (
     CollectedMetrics,
     CollectMetrics,
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_is_not_waited_for() -> None:
 
 
 def test_a_worker_that_does_not_reply_counts_with_its_last_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPLY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(module, "WORKER_TIMEOUT_S", 0.02)
 
     async def scene(scrapes: ScrapeCollector) -> None:
         a, b = Worker(1, 10, scrapes), Worker(2, 100, scrapes)
