@@ -40,6 +40,7 @@ DROPPED_REASON = "x-llm-d-request-dropped-reason"
 # Retry advice for a rejected body: until then, others will have arrived.
 TOO_MANY_BODIES_S = 1.0
 READS_RETRY_S = 1.0  # likewise, for adapters that are being read
+DRAINING_RETRY_S = 5.0
 
 
 class ApiError(RoseinferError):
@@ -228,6 +229,15 @@ def unavailable(code: str, message: str, retry_after_s: float, should_retry: boo
     )
 
 
+def draining() -> ApiError:
+    return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
+
+
+def no_engine_accepts(retry_after_s: float) -> ApiError:
+    """Return 503: all engines are dead, drain or are unresponsive."""
+    return unavailable("engine_unhealthy", "No engine accepts requests at the moment", retry_after_s)
+
+
 def too_many_inflight(message: str, retry_after_s: float) -> ApiError:
     """Return 429 for a request above the operator's limit."""
     return ApiError(429, message, type="overloaded_error", code="too_many_inflight", retry_after_s=retry_after_s)
@@ -311,9 +321,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineDeadError):
         return engine_failed(error.retry_s)
     if isinstance(error, EngineUnavailableError):
-        return unavailable("engine_unhealthy", "No engine accepts requests at the moment", error.retry_s)
+        return no_engine_accepts(error.retry_s)
     if isinstance(error, EngineClosedError):
-        return unavailable("draining", "The server is shutting down", 5.0)
+        return draining()
     if isinstance(error, OutputTextError):
         message = "The output's tokens could not be decoded to text"
         return ApiError(500, message, type="server_error", code="output_not_text", should_retry=False)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from roseinfer.core.clock import Clock
 from roseinfer.server.http.connection import ClientConnection
-from roseinfer.server.http.errors import ApiError, deadline_exceeded, unavailable
+from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, deadline_exceeded, draining, unavailable
 
 
 class Guard:
@@ -51,10 +51,8 @@ class Guard:
 log = logging.getLogger(__name__)
 
 MAX_RATE_SAMPLES = 64
-MAX_RETRY_S = 60.0
 UNKNOWN_RATE_RETRY_S = 1.0
 LOADING_RETRY_S = 2.0
-DRAINING_RETRY_S = 5.0
 
 
 class Phase(Enum):
@@ -158,7 +156,7 @@ class Lifecycle:
 
     def begin_drain(self) -> None:
         self.phase = Phase.DRAINING
-        self._notify_end(_draining())
+        self._notify_end(draining())
 
     def _notify_end(self, cause: ApiError) -> None:
         listeners, self._on_end = self._on_end, []
@@ -170,7 +168,7 @@ class Lifecycle:
         if self.phase is Phase.LOADING:
             return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
         if self.phase is Phase.DRAINING:
-            return _draining()
+            return draining()
         prompts = self.room.all_prompts()
         if prompts >= self._max_prompts:
             wait_s = self.retry_after_s(prompts - self._max_prompts + 1)
@@ -310,7 +308,3 @@ class RequestGuard(Guard):
 
     def _on_disconnect(self) -> None:
         self.interrupt(ClientDisconnect())
-
-
-def _draining() -> ApiError:
-    return unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)

@@ -16,7 +16,14 @@ from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo, EngineReport, EngineState
 from roseinfer.server.http.body import BodyReaders
 from roseinfer.server.http.connection import EXTENSION
-from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found, unavailable
+from roseinfer.server.http.errors import (
+    MAX_RETRY_S,
+    ApiError,
+    draining,
+    model_not_found,
+    no_engine_accepts,
+    unavailable,
+)
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.request_models import RequestParser
 from roseinfer.server.request.generation import Observer
@@ -24,7 +31,7 @@ from roseinfer.server.request.grammars import GrammarObserver, Grammars
 from roseinfer.server.request.inputs import InputEncoder
 from roseinfer.server.request.job import UnreadRequest
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
-from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy, RequestGuard
+from roseinfer.server.request.lifecycle import Lifecycle, Occupancy, RequestGuard
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.server.request.speech import Speech
@@ -208,7 +215,7 @@ class Service:
         if any(report.state in taking for report in reports):
             return None
         wait_s = _until_back_s(self._backend.info, 0.0)
-        return self._titled(unavailable("engine_unhealthy", "No engine accepts requests at the moment", wait_s))
+        return self._titled(no_engine_accepts(wait_s))
 
     def engines(self) -> list[EngineReport]:
         """Return the reports of all engines if there can be several, else none."""
@@ -254,7 +261,7 @@ class Service:
 
         Answers that are not sent by then are cut.
         """
-        cause = unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
+        cause = draining()
         ended = self.lifecycle.stop(cause)
         self.bodies.stop(cause)
         with contextlib.suppress(TimeoutError):

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.server.http.errors import ApiError, unavailable
-from roseinfer.server.request.lifecycle import MAX_RETRY_S, DrainRate, Guard, Lifecycle, Ticket
+from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, unavailable
+from roseinfer.server.request.lifecycle import DrainRate, Guard, Lifecycle, Ticket
 
 
 def test_drain_rate() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.http.errors import ApiError, unavailable
+from roseinfer.server.http.errors import ApiError, draining
 from roseinfer.server.text_work.lane import Lane
 
-DRAINING = unavailable("draining", "The server is shutting down", 5.0)
+DRAINING = draining()
 
 
 class Works:
