@@ -49,16 +49,19 @@ def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = No
 Started = TypeVar("Started", bound=Engine)
 
 
-async def with_texts(service: Service, tokenizer: Tokenizer, start_engine: Coroutine[Any, Any, Started]) -> Started:
-    """Start the engine while the service tests the chat template. An unusable template ends the start.
+async def attach_engine(service: Service, tokenizer: Tokenizer, start_engine: Coroutine[Any, Any, Started]) -> Started:
+    """Start the engine while the service tests the chat template, then let the service accept requests.
 
-    Raises `ConfigError` for the template, and what `start_engine` raises.
+    After a failure the engine is closed. Raises what `Service.load_texts`, `start_engine` and `Service.attach` raise.
     """
     loading = asyncio.create_task(service.load_texts(tokenizer))
     starting = asyncio.create_task(start_engine)
     try:
         await loading
-        return await starting
+        engine = await starting
+        service.attach(engine, tokenizer)
+        service.warm_up()
+        return engine
     except BaseException:
         for task in (loading, starting):
             task.cancel()

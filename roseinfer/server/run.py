@@ -17,7 +17,7 @@ from roseinfer.engine.live import InflightLimit
 from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.app import ModelParts, parts_of
-from roseinfer.server.asgi import LAST_WORDS_S, Server, uvicorn_config, with_texts
+from roseinfer.server.asgi import LAST_WORDS_S, Server, attach_engine, uvicorn_config
 from roseinfer.server.hosting import (
     Reload,
     Signals,
@@ -150,14 +150,7 @@ async def _start(served: ServedModels, models: Sequence[HostedModel]) -> list[En
 
 async def _start_one(service: Service, model: HostedModel) -> Engine:
     tokenizer = await asyncio.to_thread(model.load_tokenizer)
-    engine = await with_texts(service, tokenizer, model.start_engine(tokenizer))
-    try:
-        service.attach(engine, tokenizer)
-        service.warm_up()
-    except BaseException:
-        await engine.close()
-        raise
-    return engine
+    return await attach_engine(service, tokenizer, model.start_engine(tokenizer))
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | None:

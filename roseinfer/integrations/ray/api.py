@@ -31,7 +31,7 @@ from roseinfer.integrations.ray.public import DEPLOYMENT_HEADER
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.server.app import ModelParts, build_app, parts_of
-from roseinfer.server.asgi import LAST_WORDS_S, with_texts
+from roseinfer.server.asgi import LAST_WORDS_S, attach_engine
 from roseinfer.server.hosting import configure_logging, settle_garbage_collector
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.connection import EXTENSION, limited_protocol
@@ -101,9 +101,7 @@ class ApiReplica:
             RouterSetup(name=plan.router, processes=plan.deploy.api_processes),
             replicas.drain_timeout,
         )
-        self._engine = engine = await with_texts(self._parts.service, tokenizer, starting)
-        self._parts.service.attach(engine, tokenizer)
-        self._parts.service.warm_up()
+        self._engine = await attach_engine(self._parts.service, tokenizer, starting)
         settle_garbage_collector()
 
     def _connector(self, entry: EngineEntry, number: int) -> Connector:

@@ -18,7 +18,7 @@ from roseinfer.processes.channel import MessageChannel
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.app import ModelParts, parts_of
-from roseinfer.server.asgi import LAST_WORDS_S, Server, uvicorn_config, with_texts
+from roseinfer.server.asgi import LAST_WORDS_S, Server, attach_engine, uvicorn_config
 from roseinfer.server.hosting import (
     configure_logging,
     first_of,
@@ -169,10 +169,7 @@ class Worker:
             processes=boot.workers,
             record=model.record,
         )
-        engine = await with_texts(service, tokenizer, starting)
-        service.attach(engine, tokenizer)
-        service.warm_up()
-        return engine
+        return await attach_engine(service, tokenizer, starting)
 
     async def _end_requests(self) -> None:
         ended = await self._models.wind_down(LAST_WORDS_S)
