@@ -13,7 +13,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roseinfer.core import logs, standard_streams
 from roseinfer.core.config.engine import PRICED
@@ -24,6 +24,8 @@ from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 
 log = logging.getLogger("roseinfer.server")
+
+Result = TypeVar("Result")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_BACKLOG = 2048
@@ -118,6 +120,17 @@ async def first_of(*awaitables: Awaitable[object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def unless_stopped(work: Awaitable[Result], *stops: Awaitable[object]) -> Result | None:
+    """Return the result of `work`. Cancel it and return None if one of `stops` ends first."""
+    task = asyncio.ensure_future(work)
+    await first_of(*stops, asyncio.shield(task))
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
 
 
 class _Quiet(logging.Filter):

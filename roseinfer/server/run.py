@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from roseinfer.cluster.models import ModelSupervisors
 from roseinfer.cluster.start import Supervisor, routed_engine, router_record
@@ -29,6 +29,7 @@ from roseinfer.server.hosting import (
     remove_socket,
     say,
     settle_garbage_collector,
+    unless_stopped,
 )
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
@@ -37,8 +38,6 @@ from roseinfer.server.response_store.start import response_file
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ async def serve(models: Sequence[HostedModel], owner: ModelSupervisors | None = 
     ends: list[asyncio.Future[None]] = [serving] if owner is None else [serving, owner.failure]
     engines: list[Engine] = []
     try:
-        engines = await _unless(signals.first, _start(parts.models, models)) or []
+        engines = await unless_stopped(_start(parts.models, models), signals.first.wait()) or []
         if engines:
             settle_garbage_collector()
             names = [model.parts.name for model in models]
@@ -151,17 +150,6 @@ async def _start(served: ServedModels, models: Sequence[HostedModel]) -> list[En
 async def _start_one(service: Service, model: HostedModel) -> Engine:
     tokenizer = await asyncio.to_thread(model.load_tokenizer)
     return await attach_engine(service, tokenizer, model.start_engine(tokenizer))
-
-
-async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | None:
-    """Return the result of `work`; cancel it and return None if `event` is set first."""
-    task = asyncio.ensure_future(work)
-    await first_of(event.wait(), asyncio.shield(task))
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.wait({task})
-    return None if task.cancelled() else task.result()
 
 
 async def _drain(models: ServedModels, signals: Signals) -> None:

@@ -25,6 +25,7 @@ from roseinfer.server.hosting import (
     greeting,
     listen,
     say,
+    unless_stopped,
 )
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
@@ -105,7 +106,8 @@ class ServerManager:
         self._supervisor.on_step(self._steps.step)
         failures = (self._pool.failure, self._supervisor.failure)
         try:
-            info = await self._start_or_stop()
+            # A worker that fails sets the pool's failure, which is raised below.
+            info = await unless_stopped(self._start(), self._signals.first.wait(), end_of(self._pool.failure))
             if info is not None:
                 chats = any(worker.chats for worker in self._pool.workers.values())
                 names = [model.name for model in self._models]
@@ -122,20 +124,8 @@ class ServerManager:
                 if failure.done():
                     failure.result()
 
-    async def _start_or_stop(self) -> EngineInfo | None:
-        """Start engines and workers. Return None after a signal or the failure of a worker.
-
-        Raises the error of an engine that cannot start.
-        """
-        starting = asyncio.create_task(self._start())
-        await first_of(asyncio.shield(starting), self._signals.first.wait(), end_of(self._pool.failure))
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-            return None
-        return starting.result()
-
     async def _start(self) -> EngineInfo:
+        """Start engines and workers. Raises the error of an engine that cannot start."""
         indices = range(len(self._models))
         await asyncio.gather(*map(self._supervisor.launch, indices))
         # The workers load their tokenizers while the engines load the model.

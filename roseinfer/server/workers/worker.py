@@ -24,6 +24,7 @@ from roseinfer.server.hosting import (
     first_of,
     new_event_loop,
     settle_garbage_collector,
+    unless_stopped,
 )
 from roseinfer.server.http.errors import unavailable
 from roseinfer.server.observe.exposition import Snapshot
@@ -123,7 +124,7 @@ class Worker:
             await first_of(self._server.up.wait(), asyncio.shield(serving))
             asyncio.get_running_loop().add_reader(self._connections.fileno(), self._on_connections)
             self._channel.send(Serving())
-            engines = await self._start_engines()
+            engines = await unless_stopped(self._attach_all(), self._stopped.wait()) or []
             await self._stopped.wait()
             await self._end_requests()
         except RoseinferError as error:
@@ -136,18 +137,6 @@ class Worker:
                 await engine.close()
             self._channel.close()
             heartbeat.stop()
-
-    async def _start_engines(self) -> list[RoutedEngine]:
-        """Connect to the engines. Return an empty list if the manager stops the worker before."""
-        starting = asyncio.create_task(self._attach_all())
-        stopping = asyncio.create_task(self._stopped.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-            return []
-        return starting.result()
 
     async def _attach_all(self) -> list[RoutedEngine]:
         """Connect to the engines of all models, each of which serves as soon as one is up."""
