@@ -14,9 +14,9 @@ class CudaSlotLoader:
     no more of a slot than its adapter's ranks, so the rest stays as it is.
     """
 
-    def __init__(self, slots: DeviceSlots, driver: CopyDriver | None = None) -> None:
+    def __init__(self, slots: DeviceSlots) -> None:
         self._slots = slots
-        self._driver = driver or CopyDriver()
+        self._driver = CopyDriver()
         self._stream = torch.cuda.Stream(slots.device)
         self._stream.wait_stream(torch.cuda.current_stream(slots.device))  # which fills new slots with zeros
         self._copying: list[HostAdapter] = []  # their memory is read

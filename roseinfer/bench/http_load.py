@@ -62,12 +62,12 @@ async def http_sender(base_url: str, model: str) -> AsyncIterator[Send]:
             headers = {"X-Request-Id": name}
             async with session.post(f"{base_url}/v1/completions", json=body, headers=headers) as response:
                 response.raise_for_status()
-                return await _read(response.content, output_len)
+                return await _read(response.content)
 
         yield send
 
 
-async def _read(lines: AsyncIterable[bytes], output_len: int) -> list[tuple[float, int]]:
+async def _read(lines: AsyncIterable[bytes]) -> list[tuple[float, int]]:
     """Return (time, tokens) of each chunk: one token each, the rest of the usage's count in the last chunk."""
     chunks: list[tuple[float, int]] = []
     usage = 0

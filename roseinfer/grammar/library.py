@@ -40,8 +40,8 @@ T = TypeVar("T")
 class GrammarError(InvalidRequestError):
     """A grammar that does not compile, or that no output satisfies."""
 
-    def __init__(self, message: str, param: str | None = None, code: str = "invalid_grammar") -> None:
-        super().__init__(message, param, code)
+    def __init__(self, message: str, code: str = "invalid_grammar") -> None:
+        super().__init__(message, None, code)
 
 
 class UnsupportedTokenizerError(InvalidRequestError):

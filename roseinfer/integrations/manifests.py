@@ -77,7 +77,7 @@ def manifests(kind: str, plan: Plan, flags: Sequence[str], arguments: Mapping[st
         return _text(_POOL_NOTE, [_pool(plan)])
     if kind == RAY_SERVICE:
         return _text(_RAY_NOTE, [_claim(plan), _redis_service(), _redis(), _ray_service(plan, arguments)])
-    return _text(_K8S_NOTE, [_claim(plan), _deployment(plan, flags), _service(plan)])
+    return _text(_K8S_NOTE, [_claim(plan), _deployment(plan, flags), _service()])
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _deployment(plan: Plan, flags: Sequence[str]) -> dict[str, Any]:
     return _object("apps/v1", "Deployment", NAME, spec)
 
 
-def _service(plan: Plan) -> dict[str, Any]:
+def _service() -> dict[str, Any]:
     return _object("v1", "Service", NAME, {"selector": LABELS, "ports": [_port("http", 80)]})
 
 

@@ -166,7 +166,7 @@ class SimulatedFleet:
         engine = slot.engine
         engine.wake(self.now_s)
         for output in engine.launch():
-            self._note(slot, output)
+            self._note(output)
         self._publish(slot)
         slot.pending = engine.settle()
         self._elapsed_s = max(self._elapsed_s, engine.clock.now())
@@ -174,7 +174,7 @@ class SimulatedFleet:
     def _deliver(self, slot: SimulatedReplica) -> None:
         outputs, slot.pending = slot.pending, []
         for output in outputs:
-            self._note(slot, output)
+            self._note(output)
         assert slot.engine is not None
         if not slot.engine.busy:
             self._publish(slot)
@@ -185,7 +185,7 @@ class SimulatedFleet:
         slot.promise = promise._replace(draining=True) if slot.draining else promise
         self.placer.update(slot.number, slot.promise)
 
-    def _note(self, slot: SimulatedReplica, output: SequenceOutput) -> None:
+    def _note(self, output: SequenceOutput) -> None:
         name, token_ids, _, _, started, end, _ = output
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:

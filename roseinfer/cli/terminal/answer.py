@@ -19,14 +19,13 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """Answer so far: `text` and `thoughts`; times in seconds as the client saw them, None before the first token.
+    """Answer so far, without thoughts; times in seconds as the client saw them, None before the first token.
 
     `slo` is the server's report on the objectives (`usage.slo`), if requested.
     """
 
     asked_s: float
     text: str = ""
-    thoughts: str = ""
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
@@ -85,7 +84,6 @@ class AnswerStream:
         delta = choice.get("delta") or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         text = delta.get("content") or choice.get("text") or ""
-        self.answer.thoughts += thought
         self.answer.text += text
         if thought:
             yield Piece(thought, True)

@@ -18,7 +18,7 @@ from roseinfer.cluster.remote.messages import StatusUpdate
 from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.cluster.supervisor import EngineSupervisor, MakeProcess
-from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.promise import Promise
@@ -55,7 +55,6 @@ class EngineServer:
         *,
         replicas: ReplicasConfig | None = None,
         stall_s: float = 60.0,
-        clock: Clock | None = None,
         make: MakeProcess = RemoteProcessTransport,
     ) -> None:
         """`replicas`: the engine's device and timeouts. `stall_s`: seconds without a heartbeat until it is killed.
@@ -66,11 +65,11 @@ class EngineServer:
         assert replicas.count == 1, "a server has one engine"
         self._bind = bind
         self._tls = tls
-        self._clock = clock or MonotonicClock()
+        self._clock = MonotonicClock()
         self._make = make
         self._handoff: Handoff | None = None
         self._listener = Listener(tls, self._number, pass_on=self._pass_on, admit=self._admit)
-        self._supervisor = EngineSupervisor(config, replicas, stall_s=stall_s, clock=clock, make=self._process)
+        self._supervisor = EngineSupervisor(config, replicas, stall_s=stall_s, make=self._process)
         self._supervisor.on_step(self._stepped)
         self._subscribers: set[_Subscriber] = set()
         self._steps: list[StepRecord] = []

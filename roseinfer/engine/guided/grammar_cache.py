@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_CACHE_BYTES = 64 << 20
 MAX_GRAMMARS = 1024
-DEFAULT_COMPILERS = 2
+COMPILER_COUNT = 2
 MAX_HITS_BEFORE_TRIM = 16  # grammars also grow without new ones
 MAX_LANES_SHARE = 0.25  # of the cache, for the lanes of one grammar
 MAX_GROWN_SHARE = 0.25  # of the cache, for the growth of one grammar: above it, the grammar is compiled again
@@ -45,10 +45,9 @@ class GrammarCache:
         *,
         max_bytes: int = MAX_CACHE_BYTES,
         max_grammars: int = MAX_GRAMMARS,
-        compilers: int = DEFAULT_COMPILERS,
         lanes: int = 1,
     ) -> None:
-        self._pool = ThreadPoolExecutor(compilers, "roseinfer-grammar")
+        self._pool = ThreadPoolExecutor(COMPILER_COUNT, "roseinfer-grammar")
         self._lane_pool = ThreadPoolExecutor(1, "roseinfer-lanes")
         self._lanes = lanes
         self.max_bytes = max_bytes

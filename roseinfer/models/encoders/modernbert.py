@@ -93,7 +93,6 @@ class ModernBert:
     ignored: tuple[str, ...] = (r"(head|decoder|classifier)\..*",)
 
     def __init__(self, spec: ModernBertSpec, build: Build) -> None:
-        self._spec = spec
         self._words = VocabEmbedding(spec.vocab_size, spec.hidden_size)
         self._embedding_norm = new_norm(spec)
         rotary = {

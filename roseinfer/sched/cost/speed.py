@@ -68,13 +68,12 @@ class SpeedTracker:
 class StallStats:
     """Stalls in the last two minutes of running steps. `share`: seconds lost in stalls per second.
 
-    `typical_s`, `longest_s`: seconds lost in the median stall and in the longest one.
+    `typical_s`: seconds lost in the median stall.
     """
 
     count: int = 0
     share: float = 0.0
     typical_s: float = 0.0
-    longest_s: float = 0.0
 
 
 class StallDetector:
@@ -115,4 +114,4 @@ class StallDetector:
             return StallStats()
         lost = [lost_s for _, _, lost_s in self._stall_list]
         span_s = min(STALLS_WINDOW_S, max(_MIN_WINDOW_S, self._busy_s))
-        return StallStats(len(lost), sum(lost) / span_s, median(lost), max(lost))
+        return StallStats(len(lost), sum(lost) / span_s, median(lost))
