@@ -92,30 +92,37 @@ class GgufWeights:
         self._check_shape(stored, part, parts)
         if not into.is_floating_point() or into.element_size() < 2:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} has type {info.encoding.name}")
+        if into.ndim == 1:
+            self._read_vector(stored, part or 0, into, parts[0])
+        else:
+            self._read_matrix(stored, part or 0, into, *parts)
+        self.finite.add_widened(stored, into)
+
+    def _read_vector(self, stored: str, row: int, into: torch.Tensor, share: Share) -> None:
+        """Read one row of a tensor, which may be in any order."""
+        whole = self._widened(stored, self._tensors[stored], [row]).view(-1)
         order = self._names.row_order(stored)
-        if into.ndim == 1:  # a vector is one row, which may be in any order
-            whole = self._widened(stored, info, [part or 0]).view(-1)
-            whole = whole if order is None else whole[torch.from_numpy(order)]
-            if self._names.is_decay(stored):
-                whole = self._logarithms(stored, whole)
-            if offset := self._names.offset(stored):
-                whole = whole.to(torch.float32) - offset
-            into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
-            self.finite.add_widened(stored, into)
-            return
-        rows, columns = parts
+        whole = whole if order is None else whole[torch.from_numpy(order)]
+        if self._names.is_decay(stored):
+            whole = self._logarithms(stored, whole)
+        if offset := self._names.offset(stored):
+            whole = whole.to(torch.float32) - offset
+        into.copy_(whole[share.start : share.start + share.width])
+
+    def _read_matrix(self, stored: str, part: int, into: torch.Tensor, rows: Share, columns: Share) -> None:
+        """Read a share of one of a tensor's matrices, a few rows at a time."""
+        info, order = self._tensors[stored], self._names.row_order(stored)
         wanted_columns = self._names.column_order(stored)
         column_order = None if wanted_columns is None else torch.from_numpy(wanted_columns)
-        before = 0 if part is None else part * rows.whole
+        first = part * rows.whole + rows.start
         rows_of_chunk = max(1, CHUNK_VALUE_COUNT // info.shape[-1])
         for start in range(0, rows.width, rows_of_chunk):
             stop = min(rows.width, start + rows_of_chunk)
-            chosen = slice(before + rows.start + start, before + rows.start + stop)
+            chosen = slice(first + start, first + stop)
             chunk = self._widened(stored, info, chosen if order is None else order[chosen])
             if column_order is not None:
                 chunk = chunk[:, column_order]
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
-        self.finite.add_widened(stored, into)
 
     def keeps_int4(self, pieces: Sequence[WeightPiece]) -> bool:
         kinds = {self._kept_encoding(piece) for piece in pieces}
