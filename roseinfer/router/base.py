@@ -1,11 +1,8 @@
-"""Types of the router: the request it places, the forecast of an engine, the placement and the policy protocol."""
+"""Types of the router: the request it places, the forecast of an engine and the placement."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
-from random import Random
-from typing import NamedTuple, Protocol
-
-from roseinfer.core.promise import Promise
+from typing import NamedTuple
 
 # Utilisation up to which a forecast is trusted: an engine reserves time for more urgent or cheaper requests.
 MAX_TRUSTED_SHARE = 0.85
@@ -78,60 +75,3 @@ class Placement(NamedTuple):
     reason: str
     forecast: EngineForecast
     request: RoutingRequest
-
-
-class Candidate(Protocol):
-    """Engine that accepts requests. `promise` is None until the first one arrives."""
-
-    @property
-    def engine(self) -> int: ...
-
-    @property
-    def promise(self) -> Promise | None: ...
-
-    @property
-    def priced(self) -> bool:
-        """True if the promise includes step costs. Without costs a forecast means nothing."""
-        ...
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Waiting and running requests, including those placed by this process since the promise."""
-        ...
-
-    @property
-    def pace_s(self) -> float:
-        """Tightest TPOT objective of its requests, in seconds; inf without any."""
-        ...
-
-    @property
-    def best_effort(self) -> int:
-        """Number of waiting requests without objectives."""
-        ...
-
-    @property
-    def utilisation(self) -> float:
-        """Current utilisation of the engine's time, KV blocks or seats, whichever is highest; 1 = full."""
-        ...
-
-    def holds_adapter(self, request: RoutingRequest) -> bool:
-        """True if the request's LoRA adapter is in a slot, or comes to one because of an earlier request."""
-        ...
-
-    def forecast(self, request: RoutingRequest, now_s: float, cached_tokens: int) -> EngineForecast: ...
-
-    def cached_tokens(self, request: RoutingRequest, guess: int = 0) -> int:
-        """Return how many prompt tokens the prefix cache is expected to hold. The search starts at `guess`."""
-        ...
-
-
-class RoutingPolicy(Protocol):
-    """Way to choose an engine. Each policy has a file and a name in the registry."""
-
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
-        """Return one of the candidates (at least one is given) and the reason."""
-        ...
-
-
-# The generator makes random choices.
-RoutingPolicyFactory = Callable[[Random], RoutingPolicy]

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from random import Random
 
-from roseinfer.router.base import Candidate, RoutingRequest
+from roseinfer.router.base import RoutingRequest
+from roseinfer.router.view import EngineView
 
 
 class LeastLoaded:
@@ -12,7 +13,7 @@ class LeastLoaded:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[EngineView], now_s: float) -> tuple[EngineView, str]:
         loads = [4 * waiting + running for waiting, running in [each.load for each in candidates]]
         least = min(loads)
         return self._rng.choice([c for c, load in zip(candidates, loads, strict=True) if load == least]), "load"

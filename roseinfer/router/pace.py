@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from roseinfer.router.base import MAX_TRUSTED_SHARE, Candidate, RoutingRequest
+from roseinfer.router.base import MAX_TRUSTED_SHARE, RoutingRequest
 from roseinfer.router.least import LeastLoaded
 from roseinfer.router.spared import SparedEngine
+from roseinfer.router.view import EngineView
 
 MIN_PREFIX_TOKENS = 128  # cached tokens that make an engine preferred
 FULL_SHARE = 0.75  # mean utilisation from which the fleet counts as full
@@ -14,7 +15,7 @@ FULL_SHARE = 0.75  # mean utilisation from which the fleet counts as full
 MAX_IMBALANCE_COUNT, MAX_IMBALANCE_SHARE = 32, 1.1
 
 Score = tuple[bool, float, float]
-Known = tuple[Candidate, int]  # with the tokens of the prompt that it has cached
+Known = tuple[EngineView, int]  # with the tokens of the prompt that it has cached
 
 
 class PaceRouting:
@@ -35,7 +36,7 @@ class PaceRouting:
         self._by_load = LeastLoaded(rng)
         self._spared = SparedEngine()
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[EngineView], now_s: float) -> tuple[EngineView, str]:
         priced = [candidate for candidate in candidates if candidate.priced]
         if not priced:
             return self._by_load.choose(request, candidates, now_s)
@@ -60,7 +61,7 @@ class PaceRouting:
 
     def _best(
         self, request: RoutingRequest, candidates: Sequence[Known], full: bool, now_s: float
-    ) -> tuple[Candidate, Score]:
+    ) -> tuple[EngineView, Score]:
         """Return the candidate with the lowest score, and the score; break ties at random.
 
         A `full` fleet may use all of an engine, since no engine with spare capacity is left.
@@ -79,12 +80,12 @@ class PaceRouting:
                     best = candidate
         return best, least
 
-    def _least_busy(self, candidates: Sequence[Candidate]) -> Candidate:
+    def _least_busy(self, candidates: Sequence[EngineView]) -> EngineView:
         rng = self._rng.random
         return min(candidates, key=lambda one: (one.best_effort, one.utilisation, sum(one.load), rng()))
 
 
-def _cached_tokens(request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[int]:
+def _cached_tokens(request: RoutingRequest, candidates: Sequence[EngineView]) -> Sequence[int]:
     if not request.keys:
         return [0] * len(candidates)
     cached, tokens = [], 0
@@ -102,7 +103,7 @@ def _holders(request: RoutingRequest, known: Sequence[Known]) -> tuple[Sequence[
     return holders, "prefix"
 
 
-def _is_balanced(holders: Sequence[Candidate], candidates: Sequence[Candidate]) -> bool:
+def _is_balanced(holders: Sequence[EngineView], candidates: Sequence[EngineView]) -> bool:
     """Return True if the least loaded holder has at most slightly more requests than the least loaded candidate."""
     held, least = min([sum(one.load) for one in holders]), min([sum(one.load) for one in candidates])
     return held <= least + MAX_IMBALANCE_COUNT or held <= MAX_IMBALANCE_SHARE * least

@@ -81,8 +81,7 @@ class Placer:
         if len(candidates) == 1:
             view, reason = candidates[0], "only"
         else:
-            chosen, reason = self._policy.choose(request, candidates, now_s)
-            view = self.views[chosen.engine]
+            view, reason = self._policy.choose(request, candidates, now_s)
         return self._send(view, request, now_s, reason)
 
     def place_retry(self, request: RoutingRequest, now_s: float, excluded: Container[int] = ()) -> Placement | None:

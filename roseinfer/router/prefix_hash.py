@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from random import Random
 
-from roseinfer.router.base import Candidate, RoutingRequest
+from roseinfer.router.base import RoutingRequest
+from roseinfer.router.view import EngineView
 
 PREFIX_TOKENS = 1024
 
@@ -18,7 +19,7 @@ class PrefixHash:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[EngineView], now_s: float) -> tuple[EngineView, str]:
         key = request.adapter
         if request.keys:
             # The key of a block covers all tokens before it, and the adapter.

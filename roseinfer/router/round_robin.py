@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from random import Random
 
-from roseinfer.router.base import Candidate, RoutingRequest
+from roseinfer.router.base import RoutingRequest
+from roseinfer.router.view import EngineView
 
 
 class RoundRobin:
@@ -13,7 +14,7 @@ class RoundRobin:
         self._rng = rng
         self._last: int | None = None
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[EngineView], now_s: float) -> tuple[EngineView, str]:
         last = self._last
         if last is None:
             chosen = self._rng.choice(candidates)

@@ -7,7 +7,8 @@ load lasts, though all would get more done with an engine for loose requests. `d
 
 from collections.abc import Sequence
 
-from roseinfer.router.base import Candidate, RoutingRequest
+from roseinfer.router.base import RoutingRequest
+from roseinfer.router.view import EngineView
 
 # With two engines it costs more than it gains (`docs/explanation/routing.md`).
 MIN_ENGINES_COUNT = 3
@@ -26,7 +27,7 @@ class SparedEngine:
         self._loose_share = 0.0
         self._engine: int | None = None
 
-    def from_request(self, request: RoutingRequest, candidates: Sequence[Candidate], full: bool) -> int | None:
+    def from_request(self, request: RoutingRequest, candidates: Sequence[EngineView], full: bool) -> int | None:
         """Return the engine that the request must not go to, None if it may go to any. Call it for each request that
         has objectives. candidates: at least one.
         """

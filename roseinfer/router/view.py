@@ -51,9 +51,13 @@ class SentRequests(NamedTuple):
 
 
 class EngineView:
-    """State of one engine; a `Candidate`.
+    """State of one engine, from which routing policies choose.
 
-    Values that do not depend on a request are computed once per promise and updated with each request sent.
+    Values that do not depend on a request are computed once per promise and updated with each request sent. `promise`:
+    None until the first one arrives. `priced`: the promise includes step costs; without them a forecast means nothing.
+    `load`: waiting and running requests. `pace_s`: tightest TPOT objective of its requests, inf without any.
+    `best_effort`: number of waiting requests without objectives. `utilisation`: of the engine's time, KV blocks or
+    seats, whichever is highest; 1 = full.
 
     `blocks`: of its KV cache. `share`: number of processes that send requests to it; each sees only its own requests
     and assumes that the others send as many. `delay_s`: time until the engine has read a request.
@@ -217,6 +221,7 @@ class EngineView:
 
     # --- forecasts ----------------------------------------------------------------------------------------------
     def cached_tokens(self, request: RoutingRequest, guess: int = 0) -> int:
+        """Return how many prompt tokens the prefix cache is expected to hold. The search starts at `guess`."""
         keys, size = request.keys, request.block_size
         return self.prefixes.cached_blocks(keys, guess // size) * size if keys else 0
 
@@ -259,6 +264,7 @@ class EngineView:
         return EngineForecast(self.engine, ttft_s, late_s, utilisation, pace_cost, cached_tokens)
 
     def holds_adapter(self, request: RoutingRequest) -> bool:
+        """True if the request's LoRA adapter is in a slot, or comes to one because of an earlier request."""
         key = request.adapter
         return key in self._coming_s or (self.promise is not None and key in self.promise.device_adapters)
 
