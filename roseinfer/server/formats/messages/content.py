@@ -15,6 +15,8 @@ from roseinfer.server.http.errors import ApiError, bad_request
 TEXT = {"text": "text"}
 # All tools are shown to the model, so the name of one that a search found is enough.
 _RESULT_PARTS = {"text": "text", "tool_reference": "tool_name"}
+# Types of a document's source -> the field with its text or its blocks of text.
+_SOURCES = {"text": "data", "content": "content"}
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 _SERVERS_RESULT = "_tool_result"
 _LEFT_OUT = frozenset({"redacted_thinking", "fallback", "mcp_tool_listing"})
@@ -46,6 +48,7 @@ class Content:
 
     def add(self, role: str, block: dict[str, Any], place: str) -> None:
         """Add the block at `place`. Raises `ApiError` 400 that names the place."""
+        block = self._plain(block, place) if role == "user" else block
         kind = block.get("type")
         if kind == "text":
             self._add_text(role, text_field(block, "text", place, "messages"))
@@ -102,10 +105,21 @@ class Content:
 
     def _add_result(self, block: dict[str, Any], place: str) -> None:
         content = block.get("content")
+        if isinstance(content, list):
+            content = [self._plain(part, f"{place}.content.{index}") for index, part in enumerate(content)]
         texts = [] if content is None else texts_of(content, _RESULT_PARTS, f"{place}.content", "messages")
         self._chat.add_result(text_field(block, "tool_use_id", place, "messages"), texts)
         if block.get("is_error"):
             self.warnings["messages.content.is_error"] = None
+
+    def _plain(self, block: Any, place: str) -> Any:
+        """Return a document or a search result as a block of text; others unchanged."""
+        if not isinstance(block, dict) or block.get("type") not in ("document", "search_result"):
+            return block
+        cited = block.get("citations")
+        if isinstance(cited, dict) and cited.get("enabled"):
+            self.warnings["messages.content.citations"] = None
+        return {"type": "text", "text": _document_text(block, place)}
 
     def _add_servers_result(self, block: dict[str, Any], place: str) -> None:
         """Add the result of a tool that Anthropic's server ran: its texts, or its readable parts as JSON."""
@@ -118,6 +132,21 @@ class Content:
         else:
             texts = [dumps(_readable(content, f"{place}.content")).decode()]
         self._chat.add_result(text_field(block, "tool_use_id", place, "messages"), texts)
+
+
+def _document_text(block: dict[str, Any], place: str) -> str:
+    """Return what is known of a document or a search result, and its texts. Raises `ApiError` 400 for files."""
+    source, about = block.get("source"), [block.get("title"), block.get("context")]
+    if block["type"] == "search_result":
+        body, field = block.get("content"), "content"
+        about = [block.get("title"), source]
+    else:
+        kind = source.get("type") if isinstance(source, dict) else None
+        if not isinstance(source, dict) or not isinstance(kind, str) or kind not in _SOURCES:
+            raise _unsupported("document", "user", place)
+        body, field = source.get(_SOURCES[kind]), f"source.{_SOURCES[kind]}"
+    texts = texts_of(body, TEXT, f"{place}.{field}", "messages")
+    return "\n".join([text for text in about if isinstance(text, str)] + texts)
 
 
 def _has_texts_alone(content: Any) -> bool:

@@ -93,6 +93,7 @@ def test_messages_without_content(role: str) -> None:
 
 CONTENT = "unsupported_content"
 BLOCK = "messages.0.content.0"
+IMAGE_IN_DOCUMENT = {"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,10 @@ BLOCK = "messages.0.content.0"
     [
         ({"role": "user", "content": [{"type": "image", "source": {}}]}, BLOCK, CONTENT),
         ({"role": "user", "content": [{"type": "document"}]}, BLOCK, CONTENT),
+        ({"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "x"}}]},
+         BLOCK, CONTENT),
+        ({"role": "user", "content": [IMAGE_IN_DOCUMENT]}, f"{BLOCK}.source.content.0", CONTENT),
+        ({"role": "user", "content": [{"type": "search_result", "source": "u"}]}, f"{BLOCK}.content", None),
         ({"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, BLOCK, CONTENT),
         ({"role": "user", "content": [{"type": "tool_use"}]}, BLOCK, CONTENT),
         ({"role": "assistant", "content": [{"type": "tool_result"}]}, BLOCK, CONTENT),
@@ -361,6 +366,33 @@ def test_messages_of_which_nothing_is_left_are_rejected() -> None:
     with pytest.raises(ApiError) as raised:
         translated(messages=only)
     assert (raised.value.status, raised.value.param) == (400, "messages")
+
+
+FOUND = {"type": "search_result", "title": "T", "source": "u", "content": texts("one", "two")}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (FOUND, "T\nu\none\ntwo"),
+        ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "one"}}, "one"),
+        ({"type": "document", "title": "T", "source": {"type": "content", "content": texts("one", "two")}},
+         "T\none\ntwo"),
+        ({"type": "document", "title": None, "context": "C", "source": {"type": "content", "content": "one"}},
+         "C\none"),
+    ],
+)  # fmt: skip
+def test_documents_of_text_are_read(block: dict[str, Any], text: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [block, *texts("!")]}
+    assert messages({"role": "user", "content": [block, *texts("?")]})[0]["content"] == texts(text, "?")
+    assert messages({"role": "user", "content": [result]})[0]["content"] == texts(text, "!")
+
+
+def test_citations_are_not_made() -> None:
+    found = translated(messages=[{"role": "user", "content": [FOUND | {"citations": {"enabled": True}}]}])
+    assert found.warnings == ["messages.content.citations"]
+    off = translated(messages=[{"role": "user", "content": [FOUND | {"citations": {"enabled": False}}]}])
+    assert off.warnings == []
 
 
 def test_found_tools_are_named() -> None:
