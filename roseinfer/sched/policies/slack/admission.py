@@ -12,7 +12,7 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast, Rejection
 from roseinfer.sched.policies.slack import deadlines, rules
 from roseinfer.sched.policies.slack.machine import StepMachine, WaitingCandidate
-from roseinfer.sched.policies.slack.requests import Entry, SlackTrack
+from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import RejectedRequest, View, rejectable
 
@@ -42,9 +42,9 @@ class StepAdmission:
         self._walk_rest()
 
     # --- the walk -----------------------------------------------------------------------------------------------
-    def _walk(self, entries: list[Entry]) -> None:
+    def _walk(self, tracks: list[SlackTrack]) -> None:
         """Admit from the head until a request does not fit; reject those that can no longer be in time."""
-        for track in self._first_of(entries):
+        for track in self._first_of(tracks):
             if track.request.request_id in self.rejections:
                 continue
             is_new, candidate = track.forecast is None, self.machine.candidate(track)
@@ -87,12 +87,12 @@ class StepAdmission:
                 lacking -= other.request.planned // size
         return [] if lacking > 0 or len(chosen) < slots else chosen
 
-    def _first_of(self, entries: list[Entry]) -> Iterator[SlackTrack]:
-        """Yield the first entries that could start, each followed by the samples that start with it. Others do not
+    def _first_of(self, tracks: list[SlackTrack]) -> Iterator[SlackTrack]:
+        """Yield the first requests that could start, each followed by the samples that start with it. Others do not
         count, because many samples may wait for one that comes later.
         """
         view, waiting = self._view, self._state.ledger.waiting
-        leads = (track.request for _, _, track in entries if view.can_start(track.request))
+        leads = (track.request for track in tracks if view.can_start(track.request))
         for lead in islice(leads, self._state.tuning.looked_at):
             yield from [waiting[request.request_id] for request in view.members(lead)]
 

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from itertools import count
 from math import inf
+from operator import attrgetter
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast
@@ -13,10 +14,12 @@ from roseinfer.sched.policies.common.ledger import Track
 FIRST_TOKEN_MARGIN_S = 5e-3
 MAX_FIRST_TOKEN_MARGIN_SHARE = 0.05  # of the objective
 
+_PLACE = attrgetter("place")
+
 
 class SlackTrack(Track):
-    """Record of a request. `key`: its place in the order. `work_s`: machine time; `price_s` is compared with the price
-    limit; `weight`: share of the machine that its tokens take; `excess`: of its tenant over its share.
+    """Record of a request. `key`: sets its `place` in the order. `work_s`: machine time; `price_s` is compared with the
+    price limit; `weight`: share of the machine that its tokens take; `excess`: of its tenant over its share.
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
     `uncached`: prompt tokens to compute, as of the first look. `margin_s`: time from `due_s` to the end of the
@@ -27,6 +30,7 @@ class SlackTrack(Track):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.key = self.work_s = self.price_s = self.weight = self.excess = 0.0
+        self.place = 0.0, 0
         self.latest_s = inf
         self.waits_for: Cause | None = None
         self.forecast: Forecast | None = None
@@ -52,36 +56,33 @@ class SlackTrack(Track):
         return self.uncached
 
 
-Entry = tuple[float, int, SlackTrack]
-
-
 class Backlog:
-    """Waiting requests in three lists sorted by key: `affordable`, `parked` (too expensive), `rest` (no objectives)."""
+    """Waiting requests in three sorted lists: `affordable`, `parked` (too expensive), `rest` (no objectives).
+
+    They are sorted by key; of equal keys, the request that began to wait first comes first.
+    """
 
     def __init__(self) -> None:
-        self.affordable: list[Entry] = []
-        self.parked: list[Entry] = []
-        self.rest: list[Entry] = []
-        self._order = count()
-        self._places: dict[str, tuple[list[Entry], Entry]] = {}
+        self.affordable: list[SlackTrack] = []
+        self.parked: list[SlackTrack] = []
+        self.rest: list[SlackTrack] = []
+        self._added = count()
 
     def add(self, track: SlackTrack, affordable: bool) -> None:
         """Add a request. `affordable`: it is worth its cost at present, or has no objectives."""
-        entries = self.rest if not track.is_promised else self.affordable if affordable else self.parked
-        entry = track.key, next(self._order), track
-        insort(entries, entry)
-        self._places[track.request.request_id] = entries, entry
+        track.place = track.key, next(self._added)
+        tracks = self.rest if not track.is_promised else self.affordable if affordable else self.parked
+        insort(tracks, track, key=_PLACE)
 
     def remove(self, track: SlackTrack) -> None:
         """Remove a request that waits no longer, if it did."""
-        entries, entry = self._places.pop(track.request.request_id, ([], None))
-        if entry is not None:
-            del entries[bisect_left(entries, entry)]
+        for tracks in (self.affordable, self.parked, self.rest):
+            index = bisect_left(tracks, track.place, key=_PLACE)
+            if tracks[index : index + 1] == [track]:
+                del tracks[index]
 
     def sort_by_price(self, is_affordable: Callable[[SlackTrack], bool]) -> None:
-        waiting = sorted(self.affordable + self.parked)
+        waiting = sorted(self.affordable + self.parked, key=_PLACE)
         self.affordable, self.parked = [], []
-        for entry in waiting:
-            entries = self.affordable if is_affordable(entry[2]) else self.parked
-            entries.append(entry)
-            self._places[entry[2].request.request_id] = entries, entry
+        for track in waiting:
+            (self.affordable if is_affordable(track) else self.parked).append(track)

@@ -73,7 +73,7 @@ def test_one_that_was_preempted_waits_once() -> None:
     made = state()
     preempted(made, "again")
     backlog = made.policy.state.backlog
-    assert [track.request.request_id for _, _, track in backlog.affordable] == ["again"]
+    assert [track.request.request_id for track in backlog.affordable] == ["again"]
     backlog.sort_by_price(lambda track: True)
     assert len(backlog.affordable) == 1
     assert made.admitted(made.begin()) == {"again": 10}
