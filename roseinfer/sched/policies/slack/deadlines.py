@@ -1,10 +1,8 @@
 """Deadlines of tokens: how an objective for the whole request becomes some, who is behind, and who cannot catch up."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
 
-from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
@@ -19,45 +17,25 @@ MIN_FIRST_SHARE = 0.1  # of the time to a deadline, for the prompt
 MIN_TRUSTED_STEPS = 50  # observed steps after which the cost model may call an objective unattainable
 
 
-class Rows(NamedTuple):
-    """Decoding requests with token deadlines, as columns: known tokens, and seconds until the next is due.
-
-    With planned drafts, a step gives several tokens: the seconds are until the last of these is due.
-    """
-
-    tracks: Sequence[SlackTrack]
-    context: list[int]
-    slacks: list[float]
-
-    def without(self, left_out: Collection[Request]) -> "Rows":
-        able = [i for i, track in enumerate(self.tracks) if track.request not in left_out]
-        return Rows([self.tracks[i] for i in able], [self.context[i] for i in able], [self.slacks[i] for i in able])
-
-
-def measure(state: SlackState, now_s: float) -> Rows:
+def measure(state: SlackState, now_s: float) -> None:
     """Compute the slack of every decoding request, and demote those that cannot catch up. Tokens in flight count as
-    known.
+    known. With planned drafts a step gives several tokens, and the last of these counts.
     """
-    tracks = list(state.batch)
-    slacks = [t.anchor_s + t.pace_s * (len(t.tokens) + t.request.pending) - now_s for t in tracks]
+    for track in state.batch:
+        track.slack_s = track.anchor_s + track.pace_s * (len(track.tokens) + track.request.pending) - now_s
     if state.plan.drafts:
-        further = [(track.tokens_per_step - 1) * track.pace_s for track in tracks]
-        slacks = [slack + more_s for slack, more_s in zip(slacks, further, strict=True)]
-    if slacks and min(slacks) < 0:
-        lost = [track for track, slack in zip(tracks, slacks, strict=True) if _is_lost(state, track, slack)]
-        for track in lost:  # from now on they decode in spare time
-            state.batch.remove(track)
-            track.is_demoted = True
-            set_aside(state, track, now_s)
-        if lost:
-            return measure(state, now_s)
-    return Rows(tracks, [len(track.tokens) for track in tracks], slacks)
+        for track in state.batch:
+            track.slack_s += (track.tokens_per_step - 1) * track.pace_s
+    for track in [track for track in state.batch if track.slack_s < 0 and _is_lost(state, track)]:
+        state.batch.remove(track)
+        track.is_demoted = True
+        set_aside(state, track, now_s)
 
 
-def _is_lost(state: SlackState, track: SlackTrack, slack: float) -> bool:
+def _is_lost(state: SlackState, track: SlackTrack) -> bool:
     """True if a request stays late even if it decodes in fast steps to its end."""
     done = len(track.tokens) - track.paced_tokens
-    late_s = -slack - (track.tpot_s - track.pace_s) * done  # relative to the objective itself
+    late_s = -track.slack_s - (track.tpot_s - track.pace_s) * done  # relative to the objective itself
     if late_s <= 0:
         return False
     return late_s > max(0.0, _makes_up_s(state, track))

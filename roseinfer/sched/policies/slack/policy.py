@@ -32,7 +32,6 @@ from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack import deadlines
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.attainable import explain
-from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import Demand
 from roseinfer.sched.policies.slack.overload import Offer
 from roseinfer.sched.policies.slack.promise import Promises
@@ -209,19 +208,19 @@ class SlackPolicy:
         deadlines.begin_to_decode(self.state, now_s)
         deadlines.pace_outlived(self.state, now_s)
         self.state.plan_drafts(now_s)
-        rows = deadlines.measure(self.state, now_s)
+        deadlines.measure(self.state, now_s)
         if self.state.ledger.waiting:
-            self._refresh(rows, now_s)
+            self._refresh(now_s)
         admission = StepAdmission(self.state, view, now_s)
         admission.run()
         explain(admission)
-        step = SlackStep(self.state, view, now_s, rows)
+        step = SlackStep(self.state, view, now_s)
         decision = step.decide(admission)
         self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s
         self._ends_s = now_s + step.seconds
         return decision
 
-    def _refresh(self, rows: Rows, now_s: float) -> None:
+    def _refresh(self, now_s: float) -> None:
         """Recompute prices and the demand of running requests at intervals; starts in between are added."""
         state, tracks = self.state, list(self.state.batch)
         filling, beside = state.ledger.filling.values(), state.beside
@@ -238,14 +237,13 @@ class SlackPolicy:
         left = [state.left(track) for track in tracks]
         state.growth = sum(left) + sum([track.length for track in filling])
         weights = [
-            state.token_s(n, more) / (track.pace_s * track.tokens_per_step)
-            for track, n, more in zip(tracks, rows.context, left, strict=True)
+            state.token_s(len(track.tokens), more) / (track.pace_s * track.tokens_per_step)
+            for track, more in zip(tracks, left, strict=True)
         ]
         state.can_wait_weight = sum([w for w, t in zip(weights, tracks, strict=True) if t.can_wait])
-        paces_s, arriving = [track.step_pace_s for track in tracks], state.arriving(now_s)
-        state.demand = Demand.of(
-            rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, state.cost.params.experts is not None
-        )
+        slacks, paces_s = [track.slack_s for track in tracks], [track.step_pace_s for track in tracks]
+        arriving, experts = state.arriving(now_s), state.cost.params.experts is not None
+        state.demand = Demand.of(slacks, weights, paces_s, min(smallest_s, 1.0), arriving, experts)
         for track in filling:
             state.demand = state.demand_with(state.demand, track, state.to_fill_s(track, beside), now_s)
         for track in tracks:

@@ -23,15 +23,17 @@ class SlackTrack(Track):
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
     `uncached`: prompt tokens to compute, as of the first look. `margin_s`: time from `due_s` to the end of the
-    objective. `latest_s`: when its whole prompt has to start at the latest. `idle_s`: time of its last token while it
-    skips steps or decodes in spare time; `idle_step`: the last step that it skipped.
+    objective. `latest_s`: when its whole prompt has to start at the latest.
+
+    `slack_s`: time until its next token is due, as of this step. `idle_s`: time of its last token while it skips steps
+    or decodes in spare time; `idle_step`: the last step that it skipped.
     """
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.key = self.work_s = self.price_s = self.weight = self.excess = 0.0
         self.place = 0.0, 0
-        self.latest_s = inf
+        self.latest_s = self.slack_s = inf
         self.waits_for: Cause | None = None
         self.forecast: Forecast | None = None
         self.uncached: int | None = None

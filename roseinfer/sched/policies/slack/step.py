@@ -10,7 +10,6 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policies.slack.admission import StepAdmission
-from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
 from roseinfer.sched.policies.slack.machine import MAX_STRETCH_RATIO, MIN_PREFILL_SHARE, StepMachine
 from roseinfer.sched.policies.slack.requests import SlackTrack
@@ -49,7 +48,7 @@ class SlackDecision(ExplainedDecision):
 class SlackStep:
     """Planner of one step. `seconds`: expected duration. `limit_s`: allowed duration, inf without token deadlines."""
 
-    def __init__(self, state: SlackState, view: View, now_s: float, measured: Rows) -> None:
+    def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.seconds = 0.0
         self.limit_s = inf
         self._drafts_s = 0.0  # part of `seconds` that is for planned drafts
@@ -57,7 +56,9 @@ class SlackStep:
         self._params = state.params
         self._view = view
         self._now_s = now_s
-        self._measured = measured.without(view.sitting_out) if view.sitting_out else measured
+        self._tracks = list(state.batch)  # those that decode in this step
+        if view.sitting_out:
+            self._tracks = [track for track in self._tracks if track.request not in view.sitting_out]
 
     def decide(self, admission: StepAdmission) -> Decision:
         state = self._state
@@ -68,8 +69,8 @@ class SlackStep:
             StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + ageing_s)
             for t, left in found
         ]
-        self._tracks = list(self._measured.tracks)
-        self.seconds = self._params.rows_s(len(self._tracks), self._params.reads.of(*self._measured.context))
+        context = self._params.reads.of(*[len(track.tokens) for track in self._tracks])
+        self.seconds = self._params.rows_s(len(self._tracks), context)
         prompts.sort(key=self._urgency)
         room_s = self._room(prompts, admission.machine)
         self._take_turns()
@@ -109,16 +110,15 @@ class SlackStep:
         state = self._state
         first = {track.request.request_id for track in state.batch if track.least_tokens > 1}
         if state.plan.drafts:  # with more drafts than others, late requests catch up
-            tracks = zip(self._measured.tracks, self._measured.slacks, strict=True)
-            first |= {t.request.request_id for t, slack_s in tracks if slack_s < (t.tokens_per_step - 1) * t.pace_s}
+            first |= {t.request.request_id for t in state.batch if t.slack_s < (t.tokens_per_step - 1) * t.pace_s}
         return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
 
     def _least_s(self) -> float:
         """Return the smallest slack. With planned drafts a row that had bad luck may catch up in later steps."""
-        slacks = self._measured.slacks
+        slacks = [track.slack_s for track in self._tracks]
         if not self._state.plan.drafts:
             return min(slacks)
-        paces_s = [track.tokens_per_step * track.pace_s for track in self._measured.tracks]
+        paces_s = [track.tokens_per_step * track.pace_s for track in self._tracks]
         late = zip(paces_s, slacks, strict=True)
         return min([s if s >= pace_s else pace_s - (pace_s - s) / CATCH_UP_STEPS for pace_s, s in late])
 
@@ -173,22 +173,21 @@ class SlackStep:
         For a prompt, a row with less slack would soon be the most urgent one, and steps would become short and many.
         """
         state, p, all_s = self._state, self._params, self.seconds
-        _, context, slacks = self._measured
         least_s = self.limit_s + max(all_s, state.batch.smallest_s) + state.stall_s
-        skipped = set[int]()
-        for index in sorted(range(len(slacks)), key=slacks.__getitem__, reverse=True):
-            wanted = short_s > 0 and slacks[index] > least_s
-            too_long = over_s > 0 and slacks[index] > 2 * self.seconds
+        skipped = set[SlackTrack]()
+        for track in sorted(self._tracks, key=attrgetter("slack_s"), reverse=True):
+            wanted = short_s > 0 and track.slack_s > least_s
+            too_long = over_s > 0 and track.slack_s > 2 * self.seconds
             if not (wanted or too_long):
                 break
-            if self._may_skip(self._tracks[index]):
-                skipped.add(index)
-                saved_s = p.one_row_s(context[index], len(slacks) - len(skipped))
+            if self._may_skip(track):
+                skipped.add(track)
+                saved_s = p.one_row_s(len(track.tokens), len(self._tracks) - len(skipped))
                 self.seconds -= saved_s
                 over_s -= saved_s
                 # A prompt would need the same experts.
-                short_s -= saved_s if p.experts is None else p.one_row_s(context[index], inf)
-        self._tracks = [track for index, track in enumerate(self._tracks) if index not in skipped]
+                short_s -= saved_s if p.experts is None else p.one_row_s(len(track.tokens), inf)
+        self._tracks = [track for track in self._tracks if track not in skipped]
         return all_s - self.seconds
 
     def _may_skip(self, track: SlackTrack) -> bool:
