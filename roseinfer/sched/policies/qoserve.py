@@ -20,7 +20,6 @@ from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policies.common.ledger import (
     RequestStages,
     Track,
-    e2e_deadline_s,
     e2e_pace_s,
     latest_first_token_s,
 )
@@ -71,7 +70,7 @@ class QoServePolicy:
             self._batch.pop(track.request.request_id, None)  # it has ended or was preempted
             if isinstance(event, Queued):
                 length = self._lengths.total(track.request)
-                track.due_s = min(track.due_s, latest_first_token_s(track.request, length, self._cost.params))
+                track.due_s = min(track.due_s, latest_first_token_s(track, length, self._cost.params))
             elif isinstance(event, Ended) and event.reason in COMPLETE:
                 self._lengths.finished(track.request, event.num_outputs)
         if isinstance(event, StepDone):
@@ -120,7 +119,7 @@ class QoServePolicy:
             request = track.request
             if not request.first_token_s or request.request_id not in decoding:
                 continue
-            if e2e_deadline_s(request) < inf:
+            if track.end_s < inf:
                 self._paced[request.request_id] = 0.0
             elif track.tpot_s < inf:
                 track.set_pace(MARGIN_SHARE, request.first_token_s, request.prompt_len)
@@ -139,9 +138,7 @@ class QoServePolicy:
             left = max(1.0, self._lengths.left(track.request, max(1, track.outputs)))
             self._paced[name] = track.outputs + left
             self._batch.pop(name, None)
-            slo = track.request.slo
-            own_s = inf if slo is None or slo.tpot_s is None else slo.tpot_s
-            track.tpot_s = min(own_s, e2e_pace_s(track.request, now_s, left))
+            track.tpot_s = min(track.slo.tpot_s or inf, e2e_pace_s(track, now_s, left))
             if track.tpot_s > MIN_PACE_STEPS * self._cost.params.step_s:
                 track.set_pace(MARGIN_SHARE, now_s, len(track.tokens) - 1)
                 self._batch[name] = track

@@ -165,7 +165,7 @@ class ScorpioPolicy:
     def _bound_whole(self, track: ScorpioTrack) -> None:
         """Derive the deadline of the first token from an objective for the whole request."""
         request = track.request
-        due_s = latest_first_token_s(request, self._lengths.total(request), self._cost.params)
+        due_s = latest_first_token_s(track, self._lengths.total(request), self._cost.params)
         track.due_s = min(track.due_s, due_s)
         track.ttft_s = min(track.ttft_s, max(MIN_OBJECTIVE_S, due_s - request.arrival_s))
 

@@ -11,7 +11,7 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
-from roseinfer.sched.policies.common.ledger import e2e_deadline_s, e2e_pace_s, latest_first_token_s
+from roseinfer.sched.policies.common.ledger import Track, e2e_pace_s, latest_first_token_s
 from roseinfer.sched.policies.qoserve import MAX_CHUNK_TOKENS, QoServePolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
 from roseinfer.sched.policy import Ended
@@ -33,16 +33,14 @@ def state(kind: type[QoServePolicy] | type[ScorpioPolicy], cost: CostParams = CO
 
 
 def test_the_first_token_is_due_while_the_others_can_be_in_time() -> None:
-    request = state(QoServePolicy).wait("a", 100, predicted=50, e2e_s=2.0)
-    assert e2e_deadline_s(request) == 2.0
-    assert latest_first_token_s(request, 50, COST) == pytest.approx(2.0 - 49 * 0.010)
-    assert latest_first_token_s(request, 50, CostParams(0.010, 0.0, 0.0, 0.005, 1e-3)) == pytest.approx(
-        2.0 - 49 * 0.140
-    )
-    assert e2e_pace_s(request, 1.0, 50) == pytest.approx(0.020)
-    assert e2e_pace_s(request, 3.0, 50) == 0.0
-    bare = state(QoServePolicy).wait("b", ttft_s=1.0)
-    assert (e2e_deadline_s(bare), latest_first_token_s(bare, 50, COST), e2e_pace_s(bare, 0.0, 50)) == (inf, inf, inf)
+    track = Track(state(QoServePolicy).wait("a", 100, predicted=50, e2e_s=2.0))
+    assert track.end_s == 2.0
+    assert latest_first_token_s(track, 50, COST) == pytest.approx(2.0 - 49 * 0.010)
+    assert latest_first_token_s(track, 50, CostParams(0.010, 0.0, 0.0, 0.005, 1e-3)) == pytest.approx(2.0 - 49 * 0.140)
+    assert e2e_pace_s(track, 1.0, 50) == pytest.approx(0.020)
+    assert e2e_pace_s(track, 3.0, 50) == 0.0
+    bare = Track(state(QoServePolicy).wait("b", ttft_s=1.0))
+    assert (bare.end_s, latest_first_token_s(bare, 50, COST), e2e_pace_s(bare, 0.0, 50)) == (inf, inf, inf)
 
 
 def test_qoserve_orders_prompts_by_what_their_deadlines_leave() -> None:

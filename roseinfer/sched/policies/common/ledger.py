@@ -6,16 +6,18 @@ from typing import Generic, TypeVar
 
 from roseinfer.core.request import Request
 from roseinfer.core.runner import WHOLE_CONTEXT, ContextReads
+from roseinfer.core.slo import Slo
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policy import Admitted, Ended, Event, Queued
 
 # Bounds on objectives: beyond them, results of policies would be 0, inf or NaN.
 MIN_OBJECTIVE_S, MAX_OBJECTIVE_S = 1e-6, 1e9
+_NO_OBJECTIVES = Slo()
 
 
 class Track:
-    """Policy's record of one request; policies derive from it for fields of their own. `ttft_s`, `tpot_s`: objectives,
-    inf without one. `length`: expected output tokens.
+    """Policy's record of one request; policies derive from it for fields of their own. `slo`: objectives as the client
+    set them; `ttft_s`, `tpot_s`: as the policy pursues them, inf without one. `length`: expected output tokens.
 
     `due_s`: deadline of the first token. Then `anchor_s + pace_s * known tokens` is the deadline of the next token.
     `tokens_per_step`: expected tokens of each step of it; more than 1 only with drafts. `least_tokens`: how many of
@@ -26,14 +28,14 @@ class Track:
     """
 
     def __init__(self, request: Request) -> None:
-        slo = request.slo
         self.request = request
         self.tokens = request.tokens
-        self.is_promised = slo is not None
-        self.ttft_s = sane(slo.ttft_s if slo else None)
-        self.tpot_s = sane(slo.tpot_s if slo else None)
+        self.slo = request.slo or _NO_OBJECTIVES
+        self.is_promised = request.slo is not None
+        self.ttft_s = sane(self.slo.ttft_s)
+        self.tpot_s = sane(self.slo.tpot_s)
         self.due_s = request.arrival_s + self.ttft_s
-        self.end_s = request.arrival_s + sane(slo.e2e_s if slo else None)
+        self.end_s = request.arrival_s + sane(self.slo.e2e_s)
         self.length = 0.0
         self.tokens_per_step = self.least_tokens = 1.0
         self.anchor_s = inf
@@ -43,13 +45,11 @@ class Track:
     @property
     def first_objective(self) -> str:
         """Name of the objective that sets `due_s`."""
-        slo = self.request.slo
-        return "ttft" if self.ttft_s >= sane(slo.ttft_s if slo else None) else "e2e"
+        return "ttft" if self.ttft_s >= sane(self.slo.ttft_s) else "e2e"
 
     def pace_objective(self, step_s: float) -> str:
         """Return the name of the objective that is missed if each of its tokens takes `step_s` seconds."""
-        slo = self.request.slo
-        tpot_s = None if slo is None else slo.tpot_s
+        tpot_s = self.slo.tpot_s
         return "tpot" if tpot_s is not None and (self.end_s == inf or tpot_s < step_s) else "e2e"
 
     @property
@@ -218,22 +218,16 @@ class TpotBatch(Generic[T]):
 
 
 # --- the objective of a whole request (`e2e_ms`), for policies that know only first tokens and paces -----------------
-def e2e_deadline_s(request: Request) -> float:
-    """Return when the last token is due, or inf without such an objective."""
-    slo = request.slo
-    return inf if slo is None or slo.e2e_s is None else request.arrival_s + slo.e2e_s
-
-
-def latest_first_token_s(request: Request, length: float, params: CostParams) -> float:
+def latest_first_token_s(track: Track, length: float, params: CostParams) -> float:
     """Return the latest time of the first token at which the last one can be in time (inf without an objective).
 
     `length` is the expected number of output tokens. Later tokens are assumed to take as long as on an idle machine,
     which is a lower bound.
     """
-    alone_s = params.alone_s(request.prompt_len + length / 2)
-    return e2e_deadline_s(request) - alone_s * max(0.0, length - 1)
+    alone_s = params.alone_s(track.request.prompt_len + length / 2)
+    return track.end_s - alone_s * max(0.0, length - 1)
 
 
-def e2e_pace_s(request: Request, now_s: float, left: float) -> float:
+def e2e_pace_s(track: Track, now_s: float, left: float) -> float:
     """Return the seconds that each of `left` tokens may take (inf without an objective, 0 past the deadline)."""
-    return max(0.0, e2e_deadline_s(request) - now_s) / max(1.0, left)
+    return max(0.0, track.end_s - now_s) / max(1.0, left)

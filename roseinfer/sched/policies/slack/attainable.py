@@ -32,7 +32,7 @@ def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float 
     """
     if machine.seats <= 0 or not machine.has_blocks(track):  # these depend on no objective
         return None
-    value_s = max(_least_s(machine, track, reason), getattr(track.request.slo, f"{reason}_s"))
+    value_s = max(_least_s(machine, track, reason), getattr(track.slo, f"{reason}_s"))
     loosest = machine.candidate(_relaxed(machine, track, reason, value_s * MIN_SLOWDOWN_RATIO**MAX_TRIES))
     has_time = not rules.time_for_tokens(machine, loosest)
     for _ in range(MAX_TRIES):
@@ -68,10 +68,9 @@ def _relaxed(machine: StepMachine, track: SlackTrack, reason: str, value_s: floa
     elif reason == "tpot":
         relaxed.tpot_s = value_s
     else:
-        slo = track.request.slo
         relaxed.end_s = track.request.arrival_s + value_s
-        relaxed.promise_first_token((slo and slo.ttft_s) or inf)
-        relaxed.tpot_s = sane(slo.tpot_s if slo else None)
+        relaxed.promise_first_token(track.slo.ttft_s or inf)
+        relaxed.tpot_s = sane(track.slo.tpot_s)
         deadlines.bound_whole(machine.state, relaxed)
     relaxed.tokens_per_step = 1.0
     if track.tpot_s < inf:

@@ -36,9 +36,7 @@ def _is_lost(state: SlackState, track: SlackTrack) -> bool:
     """True if a request stays late even if it decodes in fast steps to its end."""
     done = len(track.tokens) - track.paced_tokens
     late_s = -track.slack_s - (track.tpot_s - track.pace_s) * done  # relative to the objective itself
-    if late_s <= 0:
-        return False
-    return late_s > max(0.0, _makes_up_s(state, track))
+    return late_s > 0 and late_s > _makes_up_s(state, track)
 
 
 def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
@@ -99,20 +97,18 @@ def bound_whole(state: SlackState, track: SlackTrack) -> None:
 
 def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
     """Set its pace so that the time left until its deadline suffices for most outputs that are like it so far."""
-    slo = track.request.slo
-    assert slo is not None
     left = state.left(track)
     track.length = track.outputs + left
     likely = max(left, state.lengths.likely_left(track.request, max(1, track.outputs), LIKELY_SHARE))
     least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), state.price.pace_s, state.price.fastest_s)
-    track.tpot_s = min(slo.tpot_s or inf, max((track.end_s - now_s) / likely, least_s))
+    track.tpot_s = min(track.slo.tpot_s or inf, max((track.end_s - now_s) / likely, least_s))
 
 
 def pace_outlived(state: SlackState, now_s: float) -> None:
     """Set a faster pace for requests with a deadline that have exceeded their expected length."""
     pace_s = state.price.pace_s
-    whole = [(t, t.request.slo) for t in state.batch if t.end_s < inf]
-    late = [t for t, slo in whole if t.outputs > t.length - 1 or (t.tpot_s < pace_s and slo and not slo.tpot_s)]
+    whole = [track for track in state.batch if track.end_s < inf]
+    late = [t for t in whole if t.outputs > t.length - 1 or (t.tpot_s < pace_s and not t.slo.tpot_s)]
     for track in late:
         pace_whole(state, track, now_s)
         state.set_pace(track, now_s, len(track.tokens))
@@ -150,10 +146,10 @@ def unattainable(state: SlackState, track: SlackTrack) -> bool:
 
 def misses_alone(state: SlackState, track: SlackTrack) -> bool:
     """True if even an idle machine would have rejected it at its arrival."""
-    slo, alone_s = track.request.slo, state.alone_s(track)
+    alone_s = state.alone_s(track)
     first_s = state.prefill_s(len(track.tokens))
     whole_s = first_s + alone_s * max(0.0, track.length - likely_error(state, track))
-    late = slo is not None and first_s > min(slo.ttft_s or inf, _latest_s(state, track, MIN_PACE_STEPS * alone_s))
+    late = first_s > min(track.slo.ttft_s or inf, _latest_s(state, track, MIN_PACE_STEPS * alone_s))
     return late or whole_s > track.end_s - track.request.arrival_s or unattainable(state, track)
 
 
