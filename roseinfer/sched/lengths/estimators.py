@@ -31,12 +31,10 @@ class LengthEstimator(Protocol):
         """Return the output tokens expected of a request that has none yet."""
         ...
 
-    def left(self, request: Request, outputs: int) -> float:
-        """Return the output tokens expected after the first `outputs` (>= 1) of a running request."""
-        ...
-
-    def likely_left(self, request: Request, outputs: int, share: float) -> float:
-        """Return the tokens after the first `outputs` (>= 1) that this share of similar requests do not exceed."""
+    def left(self, request: Request, outputs: int, share: float | None = None) -> float:
+        """Return the tokens after the first `outputs` (>= 1) of a running request: the expected ones or, with a
+        `share`, those that this share of similar requests do not exceed.
+        """
         ...
 
     def finished(self, request: Request, outputs: int) -> None:
@@ -69,18 +67,16 @@ class EcdfLengths:
     def total(self, request: Request) -> float:
         return min(self._total, float(request.params.max_tokens))
 
-    def left(self, request: Request, outputs: int) -> float:
+    def left(self, request: Request, outputs: int, share: float | None = None) -> float:
+        if share is not None:
+            above = bisect_right(self._table, outputs)
+            count = len(self._table) - above
+            if count >= _MIN_CONDITIONAL_COUNT:
+                return max(1.0, min(self._table[above + int(share * count)], request.params.max_tokens) - outputs)
         found = self._left.get(outputs)
         if found is None:
             found = self._left[outputs] = self._conditional(outputs)
         return max(1.0, min(found, request.params.max_tokens - outputs))
-
-    def likely_left(self, request: Request, outputs: int, share: float) -> float:
-        above = bisect_right(self._table, outputs)
-        count = len(self._table) - above
-        if count < _MIN_CONDITIONAL_COUNT:
-            return self.left(request, outputs)
-        return max(1.0, min(self._table[above + int(share * count)], request.params.max_tokens) - outputs)
 
     def share_above(self, outputs: int) -> float:
         """Return the share of requests with longer outputs, always above 0."""
@@ -124,11 +120,8 @@ class OracleLengths:
         limit = request.params.max_tokens
         return float(min(request.predicted_len or limit, limit))
 
-    def left(self, request: Request, outputs: int) -> float:
+    def left(self, request: Request, outputs: int, share: float | None = None) -> float:
         return max(1.0, self.total(request) - outputs)
-
-    def likely_left(self, request: Request, outputs: int, share: float) -> float:
-        return self.left(request, outputs)
 
     def finished(self, request: Request, outputs: int) -> None:
         """Ignore the request: there is nothing to learn."""
@@ -166,19 +159,13 @@ class CalibratedLengths:
             1.0, request.params.min_tokens, min(self._record(request).expected(predicted_tokens(request)), limit)
         )
 
-    def left(self, request: Request, outputs: int) -> float:
-        return self._left(request, outputs, None)
-
-    def likely_left(self, request: Request, outputs: int, share: float) -> float:
-        return self._left(request, outputs, share)
-
-    def _left(self, request: Request, outputs: int, share: float | None) -> float:
+    def left(self, request: Request, outputs: int, share: float | None = None) -> float:
         params = request.params
         limit = max(1, params.max_tokens - outputs)
         if params.ignore_eos and runs_to_its_limit(request):
             return float(limit)
         if request.predicted_len is None:
-            return _left_of(self._fallback, request, outputs, share)
+            return self._fallback.left(request, outputs, share)
         return float(min(max(self._left_of_alike(request, outputs, share), MIN_LEFT_TOKENS), limit))
 
     def finished(self, request: Request, outputs: int) -> None:
@@ -220,7 +207,7 @@ class CalibratedLengths:
         if count > _MIN_ALIKE:
             return longer
         unknown = _PRIOR_SHARE * self._fallback.share_above(outputs)
-        return (count * longer + unknown * _left_of(self._fallback, request, outputs, share)) / (count + unknown)
+        return (count * longer + unknown * self._fallback.left(request, outputs, share)) / (count + unknown)
 
     def _watch(self, request: Request) -> None:
         self._live[request.request_id] = request
@@ -237,10 +224,6 @@ class CalibratedLengths:
         self._records.see_running(
             [(one.hinted, one.tenant, LengthPair(predicted_tokens(one), one.num_outputs)) for one in running]
         )
-
-
-def _left_of(lengths: LengthEstimator, request: Request, outputs: int, share: float | None) -> float:
-    return lengths.left(request, outputs) if share is None else lengths.likely_left(request, outputs, share)
 
 
 def predicted_tokens(request: Request) -> float:

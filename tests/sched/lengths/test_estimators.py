@@ -43,10 +43,10 @@ def test_what_most_similar_requests_do_not_exceed_is_known_from_those_that_got_a
     lengths = CalibratedLengths(EcdfLengths())
     for number in range(3000):
         lengths.finished(request(predicted), 100 + number % 100)
-    assert lengths.likely_left(request(predicted), 1, 0.9) == pytest.approx(190, abs=10)
-    assert lengths.likely_left(request(predicted), 150, 0.9) == pytest.approx(45, abs=8)
-    assert lengths.likely_left(request(predicted, max_tokens=150), 1, 0.9) == 149
-    assert OracleLengths().likely_left(request(100), 40, 0.9) == 60
+    assert lengths.left(request(predicted), 1, 0.9) == pytest.approx(190, abs=10)
+    assert lengths.left(request(predicted), 150, 0.9) == pytest.approx(45, abs=8)
+    assert lengths.left(request(predicted, max_tokens=150), 1, 0.9) == 149
+    assert OracleLengths().left(request(100), 40, 0.9) == 60
 
 
 def test_a_request_that_only_its_limit_ends_needs_no_prediction() -> None:

@@ -99,7 +99,7 @@ def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
     """Set its pace so that the time left until its deadline suffices for most outputs that are like it so far."""
     left = state.left(track)
     track.length = track.outputs + left
-    likely = max(left, state.lengths.likely_left(track.request, max(1, track.outputs), LIKELY_SHARE))
+    likely = max(left, state.lengths.left(track.request, max(1, track.outputs), LIKELY_SHARE))
     least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), state.price.pace_s, state.price.fastest_s)
     track.tpot_s = min(track.slo.tpot_s or inf, max((track.end_s - now_s) / likely, least_s))
 

@@ -138,9 +138,9 @@ def test_rejections_for_lack_of_blocks_estimate_the_running_requests_once() -> N
     asked: list[str] = []
 
     class Counted(OracleLengths):
-        def left(self, request: Request, outputs: int) -> float:
+        def left(self, request: Request, outputs: int, share: float | None = None) -> float:
             asked.append(request.request_id)
-            return super().left(request, outputs)
+            return super().left(request, outputs, share)
 
     made = state(lengths=Counted(), free_blocks=100)
     for i in range(10):

@@ -98,7 +98,7 @@ def test_who_outlives_its_length_gets_another_pace(now_s: float, pace_s: float) 
     assert track.tpot_s == pytest.approx(9.999 / 50, rel=0.01)
     grow(request, 50)
     made.now_s = now_s
-    made.policy.state.lengths.left = lambda request, outputs: 30.0
+    made.policy.state.lengths.left = lambda request, outputs, share=None: 30.0
     made.begin()
     assert track.tpot_s == pytest.approx(pace_s, rel=0.01)
     assert track.anchor_s + track.pace_s * len(track.tokens) == pytest.approx(now_s, abs=0.1), "counted from now on"
@@ -131,7 +131,7 @@ def test_many_that_outlive_their_lengths_in_one_step_are_paced_in_linear_time(mo
     tracks = [decoding(made, request) for request in requests]
     for request in requests:
         grow(request, 50)
-    made.policy.state.lengths.left = lambda request, outputs: 30.0
+    made.policy.state.lengths.left = lambda request, outputs, share=None: 30.0
     read: list[Track] = []
     pace = Track.step_pace_s.fget
     assert pace is not None
