@@ -20,9 +20,9 @@ MAX_STRETCH_RATIO = 1.1  # longest real duration of a step, relative to the plan
 
 class WaitingCandidate(NamedTuple):
     """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds, after the `ahead_s` of the
-    started prompts that are due no later. `smallest_s`: tightest TPOT objective if it runs. `is_free`: no pace limits
-    it, because none is needed, it has run before, or it is alone. `price`: why it is not worth its cost at present,
-    None if it is.
+    started prompts that are due no later. `smallest_s`, `demand`: tightest TPOT objective and demand if it starts.
+    `is_free`: no pace limits it, because none is needed, it has run before, or it is alone. `price`: why it is
+    not worth its cost at present, None if it is.
     """
 
     track: SlackTrack
@@ -30,6 +30,7 @@ class WaitingCandidate(NamedTuple):
     own_s: float
     ahead_s: float
     smallest_s: float
+    demand: Demand
     is_free: bool
     price: Cause | None
 
@@ -53,7 +54,6 @@ class StepMachine:
         self.usable_share = cache(state.usable_share)
         self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
         self.prompts = sorted([(t.due_s, state.to_fill_s(t, self.beside)) for t in filling if t.is_promised])
-        self._demand_with: tuple[WaitingCandidate, Demand] | None = None
 
     @property
     def idle(self) -> bool:
@@ -63,15 +63,15 @@ class StepMachine:
     # --- starts -------------------------------------------------------------------------------------------------
     def candidate(self, track: SlackTrack) -> WaitingCandidate:
         prompt = track.count_uncached(self.view.uncached)
-        smallest_s = min(self.smallest_s, track.step_pace_s)
-        is_free, price = smallest_s == inf or track.request.has_run or self.idle, self.state.objection(track)
+        own_s, smallest_s = self.own_s(track, prompt), min(self.smallest_s, track.step_pace_s)
         ahead_s = sum([seconds for due_s, seconds in self.prompts if due_s <= track.due_s])
-        return WaitingCandidate(track, prompt, self.own_s(track, prompt), ahead_s, smallest_s, is_free, price)
+        demand = self.state.demand_with(self.demand, track, own_s, self.now_s)
+        is_free, price = smallest_s == inf or track.request.has_run or self.idle, self.state.objection(track)
+        return WaitingCandidate(track, prompt, own_s, ahead_s, smallest_s, demand, is_free, price)
 
     def start(self, candidate: WaitingCandidate) -> None:
         """Take what a request with objectives needs."""
-        self.demand = self.demand_with(candidate)
-        self.smallest_s = candidate.smallest_s
+        self.demand, self.smallest_s = candidate.demand, candidate.smallest_s
         self.beside += candidate.prompt
         insort(self.prompts, (candidate.track.due_s, candidate.own_s))
         self.admit(candidate.track)
@@ -85,13 +85,6 @@ class StepMachine:
             self.reserved.append(track)
         else:
             self.admitted.append((track, self.view.uncached(track.request)))
-
-    def demand_with(self, candidate: WaitingCandidate) -> Demand:
-        """Return the demand if it starts."""
-        if self._demand_with is None or self._demand_with[0] is not candidate:
-            demand = self.state.demand_with(self.demand, candidate.track, candidate.own_s, self.now_s)
-            self._demand_with = candidate, demand
-        return self._demand_with[1]
 
     # --- time of prompts ----------------------------------------------------------------------------------------
     def own_s(self, track: SlackTrack, prompt: int) -> float:

@@ -64,7 +64,7 @@ def a_reserve(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None
 
 
 def _prompt_fits(machine: StepMachine, candidate: WaitingCandidate, reserve: float) -> bool:
-    fits = candidate.is_free or _fits(machine, candidate, machine.demand_with(candidate), 0.0, reserve)
+    fits = candidate.is_free or _fits(machine, candidate, candidate.demand, 0.0, reserve)
     return fits or machine.is_in_time_at_once(candidate)
 
 
