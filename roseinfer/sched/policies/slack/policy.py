@@ -54,7 +54,6 @@ class SlackPolicy:
         self._promises = Promises(self.state)
         rows = BurstRotation(options, known.cost, options.slack_decode_share)
         self._fifo = FifoPolicy(config, options, rotation=rows)
-        self._fifo_planned = False
         self._bursts = BurstBudget.of(config, options, known.cost)
         self._refreshed_s = -inf
         self._done, self._done_s = -1, 0.0
@@ -68,8 +67,6 @@ class SlackPolicy:
         if isinstance(event, StepDone):
             self._step_done(event)
             return
-        if self._fifo_planned:  # else it has nothing to forget
-            self._fifo.observe(event)
         track = self.state.ledger.observe(event)
         assert track is not None, "the ledger knows every live request"
         if isinstance(event, Queued):
@@ -77,6 +74,7 @@ class SlackPolicy:
         elif isinstance(event, Admitted):
             self._admitted(track, event.now_s)
         else:
+            self._fifo.observe(event)
             self._ended(track, event)
 
     def _step_done(self, event: StepDone) -> None:
@@ -200,7 +198,6 @@ class SlackPolicy:
         if self._bursts is not None:
             view = self._bursts.widen(view, self.state.promised > 0)
         if not self.state.promised:
-            self._fifo_planned = True
             return self._fifo.begin(view)
         now_s = view.now_s
         if self._planned > self._done:  # the new step begins when the step in flight ends
