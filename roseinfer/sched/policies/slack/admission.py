@@ -14,7 +14,10 @@ from roseinfer.sched.policies.slack import deadlines, rules
 from roseinfer.sched.policies.slack.machine import StepMachine, WaitingCandidate
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
+from roseinfer.sched.policies.slack.terms import AGEING_S, ROOMY_SHARE
 from roseinfer.sched.policy import RejectedRequest, View, rejectable
+
+SPARE_SEATS_SHARE = 0.125  # of seats, which requests without objectives leave free
 
 
 class StepAdmission:
@@ -163,12 +166,12 @@ class StepAdmission:
 
     def _rest_lacks(self, track: SlackTrack) -> Cause | None:
         """Return what a request without objectives lacks: time, a spare seat, or KV blocks; None if nothing."""
-        tuning, spare = self._state.tuning, 0.0
+        spare = 0.0
         if self.machine.smallest_s < inf:
             usable_share = self.machine.usable_share(self.machine.smallest_s)
-            if not self.machine.demand.fits(tuning.roomy, usable_share, self._state.params):
+            if not self.machine.demand.fits(ROOMY_SHARE, usable_share, self._state.params):
                 return Cause.UTILISATION
-            spare = tuning.spare_seats * self._state.seats
+            spare = SPARE_SEATS_SHARE * self._state.seats
         if self.machine.seats <= spare:
             return self.machine.view.seat_cause
         return Cause.BLOCKS if self.machine.reserved or not self.machine.has_blocks(track) else None
@@ -181,7 +184,7 @@ class StepAdmission:
         track = next(self._first_of(self._state.backlog.rest), None)
         if track is None or self._now_s < self._state.rest_again_s:
             return
-        if self._now_s < track.request.arrival_s + self._state.tuning.ageing_s:
+        if self._now_s < track.request.arrival_s + AGEING_S:
             return
         fits = self.machine.seats > 0 and self.machine.has_blocks(track)
         self.machine.admit(track, reserve=not fits)

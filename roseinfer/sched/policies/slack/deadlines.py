@@ -6,6 +6,7 @@ from math import inf
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
+from roseinfer.sched.policies.slack.terms import REFRESH_S
 from roseinfer.sched.policy import View, rejectable
 
 MIN_PACE_STEPS = 1.1  # lower bound on a derived TPOT, in steps of the request alone
@@ -161,7 +162,7 @@ def unreachable(state: SlackState, view: View, now_s: float) -> Sequence[SlackTr
     found = list[SlackTrack]()
     if now_s < state.overdue_again_s:
         return found
-    state.overdue_again_s = now_s + state.tuning.refresh_s
+    state.overdue_again_s = now_s + REFRESH_S
     for track in [t for t in state.ledger.waiting.values() if t.latest_s < now_s or t.request.loading is Cause.ADAPTER]:
         request = track.request
         if lacks_adapter := request.loading is Cause.ADAPTER:

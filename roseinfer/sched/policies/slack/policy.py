@@ -29,7 +29,7 @@ from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.common.bursts import BurstBudget
 from roseinfer.sched.policies.common.rotation import BurstRotation
 from roseinfer.sched.policies.fifo import FifoPolicy
-from roseinfer.sched.policies.slack import deadlines
+from roseinfer.sched.policies.slack import deadlines, terms
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.attainable import explain
 from roseinfer.sched.policies.slack.demand import Demand
@@ -38,7 +38,7 @@ from roseinfer.sched.policies.slack.promise import Promises
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
-from roseinfer.sched.policies.slack.terms import Margins, SlackOptions, Tuning, favour_s, price_factor
+from roseinfer.sched.policies.slack.terms import Margins, SlackOptions, Tuning
 from roseinfer.sched.policy import Admitted, Decision, Ended, Event, Queued, StepDone, View
 from roseinfer.sched.registry import register
 
@@ -121,7 +121,7 @@ class SlackPolicy:
 
     def _appraise(self, track: SlackTrack) -> None:
         """Set the work of a waiting request, its price, and its place in the order."""
-        state, request, tuning, p = self.state, track.request, self.state.tuning, self.state.params
+        state, request, p = self.state, track.request, self.state.params
         pace_s = min(track.step_pace_s, state.batch.smallest_s)
         constant_s, expert_s = state.cost_tangent(pace_s)
         prefill_s = p.prefill_s(0, len(track.tokens), state.beside)
@@ -135,7 +135,7 @@ class SlackPolicy:
         track.excess = state.tenants.excess(request.tenant, request.arrival_s)
         track.work_s = prefill_s + decode_s
         track.price_s = state.price.price_s(track.work_s, state.options.slack_fairness)
-        track.price_s *= price_factor(request, track.excess)
+        track.price_s *= terms.price_factor(request, track.excess)
         if track.is_promised and not request.has_run:
             found = Offer(
                 request.arrival_s, track.work_s, track.price_s, track.step_pace_s, track.can_wait, tokens, expert_s
@@ -147,10 +147,10 @@ class SlackPolicy:
             return
         # Decoding also causes the constant cost of steps, so a second of decoding costs more than one of prefill.
         scarce = 1 / max(0.2, 1 - constant_s / pace_s)
-        first_s = min(track.ttft_s, tuning.ageing_s, deadlines.MIN_FIRST_SHARE * (track.end_s - request.arrival_s))
-        track.key = request.arrival_s + first_s + favour_s(request, track.excess)
+        first_s = min(track.ttft_s, terms.AGEING_S, deadlines.MIN_FIRST_SHARE * (track.end_s - request.arrival_s))
+        track.key = request.arrival_s + first_s + terms.favour_s(request, track.excess)
         if track.is_promised:
-            track.key += tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
+            track.key += state.tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
 
     def _admitted(self, track: SlackTrack, now_s: float) -> None:
         """Record that a request started. Its first row is planned, and `to_fill_s` is the rest of its prompt."""
@@ -166,7 +166,7 @@ class SlackPolicy:
         state.arrive(fill_s + p.experts_s(left, beside), now_s)
         if request.slo is None:
             whole_s = p.prefill_s(request.computed, left, beside)
-            state.rest_again_s = now_s + max(state.tuning.idle_limit_s, whole_s / state.tuning.rest_share)
+            state.rest_again_s = now_s + max(terms.MAX_IDLE_S, whole_s / terms.REST_SHARE)
 
     def _ended(self, track: SlackTrack, event: Ended) -> None:
         state, request = self.state, track.request
@@ -224,7 +224,7 @@ class SlackPolicy:
         smallest_s = state.smallest_s
         if state.price.update(now_s, state.usable_share(smallest_s), state.cost_tangent):
             state.backlog.sort_by_price(state.is_affordable)
-        if now_s - self._refreshed_s < state.tuning.refresh_s:
+        if now_s - self._refreshed_s < terms.REFRESH_S:
             return
         self._refreshed_s = now_s
         if state.stalled_s > -inf:

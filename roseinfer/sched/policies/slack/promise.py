@@ -7,6 +7,7 @@ from math import inf
 from roseinfer.core.promise import DUE_S, Promise
 from roseinfer.core.request import Request
 from roseinfer.sched.policies.slack.state import SlackState
+from roseinfer.sched.policies.slack.terms import REFRESH_S
 
 
 class Promises:
@@ -62,6 +63,6 @@ class Promises:
         state = self._state
         if not len(state.batch):
             return 0.0
-        if now_s - self._left_s >= state.tuning.refresh_s:
+        if now_s - self._left_s >= REFRESH_S:
             self._left, self._left_s = sum([state.left(track) for track in state.batch]), now_s
         return self._left

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.slack.demand import MAX_CONSTANT_SHARE, Demand
 from roseinfer.sched.policies.slack.machine import StepMachine, WaitingCandidate
+from roseinfer.sched.policies.slack.terms import ROOMY_SHARE
 
 MAX_CAN_WAIT_SHARE = 0.9  # of the usable machine, for requests that can wait, under overload
+MAX_URGENT_PACES = 100.0  # until the first token, of a request that may use some of the reserve
 URGENT_RESERVE_SHARE = 0.15  # of the machine, which they leave free under overload
 
 
@@ -71,16 +73,16 @@ def _prompt_fits(machine: StepMachine, candidate: WaitingCandidate, reserve: flo
 def _fits(
     machine: StepMachine, candidate: WaitingCandidate, demand: Demand, weight: float, reserve: float = 0.0
 ) -> bool:
-    limit = 1.0 if candidate.price is None else machine.state.tuning.roomy
+    limit = 1.0 if candidate.price is None else ROOMY_SHARE
     usable_share = machine.usable_share(candidate.smallest_s)
     return demand.fits(limit - reserve, usable_share, machine.state.params, weight)
 
 
 def _reserve(machine: StepMachine, candidate: WaitingCandidate) -> float:
-    tuning, mean_s, track = machine.state.tuning, machine.state.price.mean_s, candidate.track
+    mean_s, track = machine.state.price.mean_s, candidate.track
     left_s = max(0.0, track.due_s - machine.now_s - candidate.smallest_s)
-    left = min(1.0, left_s / (tuning.patience * candidate.smallest_s))
-    return tuning.reserve * left * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)
+    left = min(1.0, left_s / (MAX_URGENT_PACES * candidate.smallest_s))
+    return machine.state.tuning.reserve * left * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)
 
 
 Rule = Callable[[StepMachine, WaitingCandidate], Cause | None]

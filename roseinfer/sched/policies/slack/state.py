@@ -12,9 +12,12 @@ from roseinfer.sched.policies.common.tenants import TenantShares
 from roseinfer.sched.policies.slack.demand import Demand
 from roseinfer.sched.policies.slack.overload import PRICED, PriceLimit
 from roseinfer.sched.policies.slack.requests import Backlog, SlackTrack
-from roseinfer.sched.policies.slack.terms import Margins, SlackOptions, Tuning
+from roseinfer.sched.policies.slack.terms import AGEING_S, REFRESH_S, Margins, SlackOptions, Tuning
 from roseinfer.sched.recent_share import RecentShare
 
+MAX_ARRIVING_SHARE = 0.35  # most of the time that the forecast of prompts may take
+ARRIVALS_S = 10.0  # time constant of that forecast
+MAX_COUNTED_PROMPT_S = 0.2  # a longer prompt counts in it as this
 DEFAULT_LENGTH_ERROR_TOKENS = 256.0  # error of an expected length before errors are known
 # Causes of a request that lacks nothing but its price, as far as is known.
 _UNPRICED_CAUSES = (None, Cause.UTILISATION, *PRICED)
@@ -48,7 +51,7 @@ class SlackState:
         self.first_token_in_flight: dict[str, SlackTrack] = {}
         self.backlog = Backlog()
         self.demand = Demand.of([], [], [], 0.05)
-        self.price = PriceLimit(tuning.price_window_s)
+        self.price = PriceLimit()
         self.tenants = TenantShares()
         self.cause_changes: list[tuple[Request, Cause]] = []
         self.promised = 0
@@ -57,7 +60,7 @@ class SlackState:
         self.length_error = DEFAULT_LENGTH_ERROR_TOKENS
         self.rest_again_s = self.overdue_again_s = self.stalled_s = -inf
         self.stall_s = self.stalled = 0.0  # length of a stall, and share of the time
-        self._started = RecentShare(tuning.recent_s)  # of prompts
+        self._started = RecentShare(ARRIVALS_S)  # of prompts
 
     # --- drafts -------------------------------------------------------------------------------------------------
     def update_params(self) -> None:
@@ -69,7 +72,7 @@ class SlackState:
         """Choose the drafts of each row at intervals."""
         if not self.yields.gains or now_s < self._plan_again_s or not len(self.batch):
             return
-        self._plan_again_s = now_s + self.tuning.refresh_s
+        self._plan_again_s = now_s + REFRESH_S
         self.plan = best_plan(self.yields, self.cost.params, list(self.batch), self.plan)
         self.update_params()
         for stage in (self.ledger.waiting, self.ledger.filling, self.ledger.decoding):
@@ -119,7 +122,7 @@ class SlackState:
         """Return the demand with one more request; a request without promises adds nothing."""
         if not track.is_promised:
             return demand
-        due_s = min(track.due_s - now_s, self.tuning.ageing_s)
+        due_s = min(track.due_s - now_s, AGEING_S)
         return demand.with_one(track.weight, track.step_pace_s, prefill_s, due_s)
 
     def prefill_s(self, tokens: int) -> float:
@@ -142,11 +145,11 @@ class SlackState:
     # --- forecast of prompts ------------------------------------------------------------------------------------
     def arriving(self, now_s: float) -> float:
         """Return the share of the time that started prompts took recently."""
-        return min(self.tuning.prefill_share, self._started.at(now_s))
+        return min(MAX_ARRIVING_SHARE, self._started.at(now_s))
 
     def arrive(self, prefill_s: float, now_s: float) -> None:
         """Record a started prompt of `prefill_s` seconds. A long one is capped, because the next may be far off."""
-        self._started.add(min(prefill_s, self.tuning.longest_prompt_s), now_s)
+        self._started.add(min(prefill_s, MAX_COUNTED_PROMPT_S), now_s)
 
     # --- causes -------------------------------------------------------------------------------------------------
     def set_cause(self, track: SlackTrack, cause: Cause) -> None:

@@ -14,10 +14,12 @@ from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
 from roseinfer.sched.policies.slack.machine import MAX_STRETCH_RATIO, MIN_PREFILL_SHARE, StepMachine
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
+from roseinfer.sched.policies.slack.terms import AGEING_S, MAX_IDLE_S, REST_SHARE
 from roseinfer.sched.policy import Decision, DraftRoom, View
 
 MIN_CHUNK_TOKENS = 16  # but for the first chunk of a step
 MAX_SPARE_SHARE = 0.25  # of what a prompt can wait, for the drafts of one step
+MAX_GAP_PACES = 4.0  # between two tokens of a request that skips steps
 CATCH_UP_STEPS = 32  # in which late requests should be in time again
 
 
@@ -64,9 +66,8 @@ class SlackStep:
         state = self._state
         filling = [each for each in state.ledger.filling.values() if each.request not in self._view.sitting_out]
         found = [*((track, track.request.remaining) for track in filling), *admission.machine.admitted]
-        ageing_s = state.tuning.ageing_s
         prompts = [
-            StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + ageing_s)
+            StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + AGEING_S)
             for t, left in found
         ]
         context = self._params.reads.of(*[len(track.tokens) for track in self._tracks])
@@ -128,7 +129,7 @@ class SlackStep:
         if not track.is_promised:
             return 0 if prompt.aged else 2, False, 0.0
         late = track.due_s + track.margin_s < self._now_s + self._left_s(prompt)
-        return 1, late, min(track.due_s, track.request.arrival_s + self._state.tuning.ageing_s)
+        return 1, late, min(track.due_s, track.request.arrival_s + AGEING_S)
 
     def _left_s(self, prompt: StepPrompt) -> float:
         """Return the machine time of its tokens left."""
@@ -195,7 +196,7 @@ class SlackStep:
         step = self._view.step
         if track.idle_step != step - 1:
             track.idle_s = self._now_s
-        if self._now_s + self.limit_s - track.idle_s > self._state.tuning.gap_limit * track.step_pace_s:
+        if self._now_s + self.limit_s - track.idle_s > MAX_GAP_PACES * track.step_pace_s:
             return False
         track.idle_step = step
         return True
@@ -217,7 +218,7 @@ class SlackStep:
                 continue
             row_s = p.one_row_s(len(track.tokens), beside + len(chosen))
             waited_s = self._now_s - track.idle_s
-            if self.seconds + row_s < self.limit_s or waited_s > self._state.tuning.idle_limit_s:
+            if self.seconds + row_s < self.limit_s or waited_s > MAX_IDLE_S:
                 track.idle_s = self._now_s
                 self.seconds += row_s
                 chosen.append(track.request)
@@ -233,7 +234,7 @@ class SlackStep:
         beside = len(self._tracks)  # tokens of the step so far
         aged_s = min(room_s, p.prefill_s(0, max(0, most), beside))
         if any(prompt.track.is_promised for prompt in prompts):
-            aged_s = max(self._state.tuning.rest_share * aged_s, p.prefill_s(0, MIN_CHUNK_TOKENS, beside))
+            aged_s = max(REST_SHARE * aged_s, p.prefill_s(0, MIN_CHUNK_TOKENS, beside))
         chunks: dict[str, int] = {}
         starts: list[Request] = []
         for prompt in prompts:

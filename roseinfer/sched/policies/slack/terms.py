@@ -15,6 +15,11 @@ MAX_PRIORITY = 10  # higher and lower priorities count as this one
 PRIORITY_S = 1.0  # of deadline, per level
 PRICE_PER_LEVEL_SHARE = 0.1  # ten levels are a factor of 2.6 on the price
 FAIRNESS_S = 1.0  # of deadline, for a tenant that has twice its share
+AGEING_S = 10.0  # in place of a TTFT objective, and until a request without objectives comes before others
+MAX_IDLE_S = 1.0  # between tokens of requests that decode in spare time
+REFRESH_S = 0.1  # between two computations of demand
+REST_SHARE = 0.1  # of the time for prompts, for aged requests without objectives
+ROOMY_SHARE = 0.7  # of the machine, up to which requests above the price limit start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +41,14 @@ class SlackOptions(PrefillOptions, CostOptions, LengthOptions, BurstOptions):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of the policy. `cost_weight`: seconds of deadline that a second of work is worth in the order.
-
-    `roomy`: utilisation up to which requests above the price limit start. `reserve`: share of the machine reserved for
-    urgent or cheap requests. A request of mean work whose first token is due in `patience` TPOT objectives or later
-    must leave all of it free.
+    """Constants that tests and ablations replace. `cost_weight`: seconds of deadline that a second of work is worth in
+    the order. `reserve`: share of the machine reserved for urgent or cheap requests. `looked_at`: waiting requests of
+    each list that one step considers.
     """
 
     cost_weight: float = 4.0
-    roomy: float = 0.7
     reserve: float = 0.1
-    patience: float = 100.0
-    price_window_s: float = 30.0
-    prefill_share: float = 0.35  # most of the time that the forecast of prompts may take
-    recent_s: float = 10.0  # time constant of that forecast
-    longest_prompt_s: float = 0.2  # a longer prompt counts in it as this
-    spare_seats: float = 0.125  # share of seats that requests without objectives leave free
-    rest_share: float = 0.1  # share of prompt time for aged requests without objectives
-    gap_limit: float = 4.0  # longest gap between two tokens, in the request's TPOT objectives
-    ageing_s: float = 10.0  # used in place of a TTFT objective
-    idle_limit_s: float = 1.0  # longest gap between tokens of requests that decode in spare time
-    refresh_s: float = 0.1  # between two computations of demand
-    looked_at: int = 16  # waiting requests of each list in one step
+    looked_at: int = 16
 
 
 def level(request: Request) -> int:
