@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
+from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
@@ -53,7 +54,6 @@ class SlackStep:
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.seconds = 0.0
         self.limit_s = inf
-        self._drafts_s = 0.0  # part of `seconds` that is for planned drafts
         self._state = state
         self._params = state.params
         self._view = view
@@ -70,21 +70,18 @@ class SlackStep:
             StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + AGEING_S)
             for t, left in found
         ]
-        context = self._params.reads.of(*[len(track.tokens) for track in self._tracks])
-        self.seconds = self._params.rows_s(len(self._tracks), context)
+        self.seconds = self._rows_s(self._params)
         prompts.sort(key=self._urgency)
         room_s = self._room(prompts, admission.machine)
         self._take_turns()
         chunks, starts = self._share(prompts, room_s)
-        if state.plan.drafts and self._tracks:
-            work = len(self._tracks), self._params.reads.of(*[len(track.tokens) for track in self._tracks])
-            self._drafts_s = self._params.rows_s(*work) - state.cost.params.rows_s(*work)
         rows, yielding = [track.request for track in self._tracks], set(admission.yields)
         rows += self._leftovers(yielding, len(rows) + sum(chunks.values()))
         if not rows and not chunks:  # at least one request has to compute
             rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
-        self._unfinished = [(prompt, chunks.get(prompt.track.request.request_id, 0)) for prompt in prompts]
+        due = [prompt for prompt in prompts if prompt.track.due_s < inf]
+        self._unfinished = [each for each in due if chunks.get(each.track.request.request_id, 0) < each.left]
         cause_changes, state.cause_changes = state.cause_changes, []
         return SlackDecision(
             rows,
@@ -103,16 +100,20 @@ class SlackStep:
 
         Planned ones have their own time.
         """
-        room_s = self.limit_s - self.seconds
-        for prompt, tokens in self._unfinished:
-            if tokens < prompt.left and prompt.track.due_s < inf:
-                spare_s = prompt.track.due_s - self._now_s - self.seconds - self._left_s(prompt)
-                room_s = min(room_s, MAX_SPARE_SHARE * spare_s)
-        state = self._state
+        state, room_s, planned_s = self._state, self.limit_s - self.seconds, 0.0
+        for prompt in self._unfinished:
+            spare_s = prompt.track.due_s - self._now_s - self.seconds - self._left_s(prompt)
+            room_s = min(room_s, MAX_SPARE_SHARE * spare_s)
         first = {track.request.request_id for track in state.batch if track.least_tokens > 1}
         if state.plan.drafts:  # with more drafts than others, late requests catch up
             first |= {t.request.request_id for t in state.batch if t.slack_s < (t.tokens_per_step - 1) * t.pace_s}
-        return DraftRoom(max(0.0, room_s) + self._drafts_s, first, state.plan.drafts > 0)
+            if self._tracks:
+                planned_s = self._rows_s(self._params) - self._rows_s(state.cost.params)
+        return DraftRoom(max(0.0, room_s) + planned_s, first, state.plan.drafts > 0)
+
+    def _rows_s(self, params: CostParams) -> float:
+        """Return the time of a step with its decoding rows only."""
+        return params.rows_s(len(self._tracks), params.reads.of(*[len(track.tokens) for track in self._tracks]))
 
     def _least_s(self) -> float:
         """Return the smallest slack. With planned drafts a row that had bad luck may catch up in later steps."""
