@@ -157,16 +157,16 @@ def test_demand_is_full_where_a_step_of_the_rows_takes_their_pace() -> None:
     for pace_s in (0.004, 0.007, 0.0095):
         most = max(n for n in range(500) if COST.rows_s(n, 0) <= pace_s)
         each = COST.row_s / pace_s
-        full, more = (Demand.of([0.0] * n, [each] * n, [pace_s] * n, pace_s, experts=True) for n in (most, most + 1))
+        full, more = (Demand.of([(0.0, each, pace_s)] * n, pace_s, experts=True) for n in (most, most + 1))
         assert full.fits(1.0, 1.0, COST) and not more.fits(1.0, 1.0, COST)
 
 
 def test_demand_counts_one_more_as_it_counts_all() -> None:
     pace_s = 0.007
-    grown = Demand.of([], [], [], pace_s, experts=True)
+    grown = Demand.of([], pace_s, experts=True)
     for _ in range(12):
         grown = grown.with_one(COST.row_s / pace_s, pace_s, 0.0, inf)
-    whole = Demand.of([0.0] * 12, [COST.row_s / pace_s] * 12, [pace_s] * 12, pace_s, experts=True)
+    whole = Demand.of([(0.0, COST.row_s / pace_s, pace_s)] * 12, pace_s, experts=True)
     for seconds in (0.01, 0.1, 1.0):
         assert grown.taken_s(seconds, COST) == pytest.approx(whole.taken_s(seconds, COST))
 
@@ -174,7 +174,7 @@ def test_demand_counts_one_more_as_it_counts_all() -> None:
 def test_rows_that_are_ahead_by_no_more_than_their_pace_leave_prompts_no_time_of_it() -> None:
     """They need a step in each pace all the same; of what is left for prompts, an error of 5% would be half."""
     pace_s, rows = 0.0095, 60
-    demand = Demand.of([pace_s] * rows, [COST.row_s / pace_s] * rows, [pace_s] * rows, pace_s, experts=True)
+    demand = Demand.of([(pace_s, COST.row_s / pace_s, pace_s)] * rows, pace_s, experts=True)
     for seconds in (0.05, 0.1, 0.3):
         assert demand.taken_s(seconds, COST) == pytest.approx(seconds * COST.rows_s(rows, 0) / pace_s)
 

@@ -36,22 +36,19 @@ class Demand:
     @classmethod
     def of(
         cls,
-        slacks: Sequence[float],
-        weights: Sequence[float],
-        paces_s: Sequence[float],
+        requests: Sequence[tuple[float, float, float]],
         smallest_s: float,
         arriving: float = 0.0,
         experts: bool = False,
     ) -> "Demand":
-        """Build the demand of decoding requests. `experts`: the model has experts.
+        """Build the demand of decoding requests, each with slack, weight and pace. `experts`: the model has experts.
 
         With experts the constant cost is most of the tightest pace. So only the slack beyond a request's pace counts,
         because it needs a token in that time anyway; otherwise prompts would start without time for them.
         """
         if experts:
-            slacks = [min(slack, max(0.0, slack - pace_s)) for slack, pace_s in zip(slacks, paces_s, strict=True)]
-        requests, least = list(zip(slacks, weights, paces_s, strict=True)), 1 / (MAX_STEP_PACES * smallest_s)
-        rows = []
+            requests = [(min(s, max(0.0, s - p)), w, p) for s, w, p in requests]
+        least, rows = 1 / (MAX_STEP_PACES * smallest_s), []
         for h in [smallest_s * horizon for horizon in HORIZON_PACES]:
             decoding = sum([(h - s) * w for s, w, _ in requests if s < h]) / h
             # A request needs its pace in the rest of the horizon, where half of its slack counts.

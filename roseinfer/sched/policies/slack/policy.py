@@ -233,14 +233,12 @@ class SlackPolicy:
             state.stalled = stalls.share
         left = [state.left(track) for track in tracks]
         state.growth = sum(left) + sum([track.length for track in filling])
-        weights = [
-            state.token_s(len(track.tokens), more) / (track.pace_s * track.tokens_per_step)
-            for track, more in zip(tracks, left, strict=True)
-        ]
-        state.can_wait_weight = sum([w for w, t in zip(weights, tracks, strict=True) if t.can_wait])
-        slacks, paces_s = [track.slack_s for track in tracks], [track.step_pace_s for track in tracks]
-        arriving, experts = state.arriving(now_s), state.cost.params.experts is not None
-        state.demand = Demand.of(slacks, weights, paces_s, min(smallest_s, 1.0), arriving, experts)
+        for track, more in zip(tracks, left, strict=True):
+            track.weight = state.token_s(len(track.tokens), more) / (track.pace_s * track.tokens_per_step)
+        state.can_wait_weight = sum([track.weight for track in tracks if track.can_wait])
+        requests = [(track.slack_s, track.weight, track.step_pace_s) for track in tracks]
+        experts = state.cost.params.experts is not None
+        state.demand = Demand.of(requests, min(smallest_s, 1.0), state.arriving(now_s), experts)
         for track in filling:
             state.demand = state.demand_with(state.demand, track, state.to_fill_s(track, beside), now_s)
         for track in tracks:
@@ -261,8 +259,7 @@ class SlackPolicy:
         margin = state.margins.of(batch.smallest_s) if len(batch) else Margins.START
         if not state.promised:
             return PolicyStats(0.0, cost.rho, margin, None, 0.0, 0, self._predicted_s)
-        p = state.params
-        busy = p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s
+        p, busy = state.params, state.decoding_share
         busy += (p.step_s + p.experts_s(batch.rows)) / batch.smallest_s
         busy += state.arriving(self._done_s)
         rows, budget_s = (batch.rows, self._limit_s) if len(batch) else (0.0, None)

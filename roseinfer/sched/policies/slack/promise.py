@@ -47,7 +47,7 @@ class Promises:
             cost=p.published,
             usable_share=state.usable_share(smallest_s),
             smallest_s=smallest_s,
-            busy=p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
+            busy=state.decoding_share,
             weights=weights,
             arriving=state.arriving(at_s),
             fill_tokens=fill,

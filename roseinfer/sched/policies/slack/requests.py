@@ -19,7 +19,8 @@ _PLACE = attrgetter("place")
 
 class SlackTrack(Track):
     """Record of a request. `key`: sets its `place` in the order. `work_s`: machine time; `price_s` is compared with the
-    price limit; `weight`: share of the machine that its tokens take; `excess`: of its tenant over its share.
+    price limit; `excess`: of its tenant over its share. `weight`: share of the machine that its tokens take; while it
+    decodes, as of the last refresh.
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
     `uncached`: prompt tokens to compute, as of the first look. `margin_s`: time from `due_s` to the end of the

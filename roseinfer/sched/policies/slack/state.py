@@ -50,7 +50,7 @@ class SlackState:
         self.preempted: dict[str, SlackTrack] = {}
         self.first_token_in_flight: dict[str, SlackTrack] = {}
         self.backlog = Backlog()
-        self.demand = Demand.of([], [], [], 0.05)
+        self.demand = Demand.of([], 0.05)
         self.price = PriceLimit()
         self.tenants = TenantShares()
         self.cause_changes: list[tuple[Request, Cause]] = []
@@ -107,6 +107,11 @@ class SlackState:
     def decode_s(self, context: int, length: float) -> float:
         """Return the machine time of `length` output tokens after `context` others."""
         return length * self.token_s(context, length) / self.plan.tokens
+
+    @property
+    def decoding_share(self) -> float:
+        """Share of the time that the rows of decoding requests with token deadlines need."""
+        return self.params.row_s * self.batch.tokens_per_s + self.params.context_s * self.batch.context_per_s
 
     def left(self, track: Track) -> float:
         """Return the tokens that a decoding request is expected to add."""

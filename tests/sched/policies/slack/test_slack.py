@@ -301,8 +301,8 @@ def peak(demand: Demand) -> float:
 
 
 def test_demand_counts_nothing_before_slack_is_used_up() -> None:
-    demand = Demand.of([0.0, 4.0], [0.1, 0.2], [1.0, 1.0], 1 / 32)
-    arriving = Demand.of([0.0], [0.1], [1.0], 1 / 32, 0.2)
+    demand = Demand.of([(0.0, 0.1, 1.0), (4.0, 0.2, 1.0)], 1 / 32)
+    arriving = Demand.of([(0.0, 0.1, 1.0)], 1 / 32, 0.2)
     found = {
         0.1 + 0.2 * (1 - 4.0 / 16.0): demand,
         0.1 + 0.2 * (1 - 4.0 / 16.0) + 0.3: demand.with_one(0.3, 1.0, 0.0, 0.1),
@@ -318,7 +318,7 @@ def test_demand_counts_nothing_before_slack_is_used_up() -> None:
 
 def test_steps_are_needed_less_often_while_the_one_that_needs_most_is_ahead() -> None:
     """A step of 10 ms every 20, and rows that take a tenth: .6 of the machine, and less if there is slack."""
-    tight, ahead = (Demand.of([slack], [0.0], [0.020], 1 / 32) for slack in (0.0, 32.0))
+    tight, ahead = (Demand.of([(slack, 0.0, 0.020)], 1 / 32) for slack in (0.0, 32.0))
     assert not tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.59, COST)
     assert tight.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.61, COST)
     assert ahead.with_one(0.1, 1.0, 0.0, 0.1).fits(1.0, 0.30, COST)
