@@ -15,7 +15,7 @@ from roseinfer.sched.policies.slack.machine import StepMachine, WaitingCandidate
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.terms import AGEING_S, ROOMY_SHARE
-from roseinfer.sched.policy import RejectedRequest, View, rejectable
+from roseinfer.sched.policy import View, rejectable
 
 SPARE_SEATS_SHARE = 0.125  # of seats, which requests without objectives leave free
 
@@ -27,7 +27,7 @@ class StepAdmission:
 
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.machine = StepMachine(state, view, now_s)
-        self.rejections: dict[str, RejectedRequest] = {}
+        self.rejections: dict[SlackTrack, Rejection] = {}
         self.yields: list[Request] = []
         self.default_cause: Cause | None = None
         self._state, self._view, self._now_s = state, view, now_s
@@ -48,7 +48,7 @@ class StepAdmission:
     def _walk(self, tracks: list[SlackTrack]) -> None:
         """Admit from the head until a request does not fit; reject those that can no longer be in time."""
         for track in self._first_of(tracks):
-            if track.request.request_id in self.rejections:
+            if track in self.rejections:
                 continue
             is_new, candidate = track.forecast is None, self.machine.candidate(track)
             if is_new:
@@ -130,8 +130,7 @@ class StepAdmission:
     def _reject(self, track: SlackTrack, reason: str, wait_s: float) -> None:
         track.count_uncached(self._view.uncached)
         cause = Cause.IDLE if deadlines.misses_alone(self._state, track) else track.waits_for or self._late_for(track)
-        rejection = Rejection(reason, self._now_s - track.request.arrival_s + wait_s, cause)
-        self.rejections[track.request.request_id] = RejectedRequest(track.request, rejection)
+        self.rejections[track] = Rejection(reason, self._now_s - track.request.arrival_s + wait_s, cause)
 
     def _late_for(self, track: SlackTrack) -> Cause:
         """Return the cause of a rejection before any wait: without it the request would have been in time. It is one of
@@ -154,9 +153,8 @@ class StepAdmission:
     # --- requests without objectives ----------------------------------------------------------------------------
     def _walk_rest(self) -> None:
         """Admit requests without objectives, the oldest first, until they lack something."""
-        taken = {track.request.request_id for track, _ in self.machine.admitted}
         for track in self._first_of(self._state.backlog.rest):
-            if track.request.request_id in taken:
+            if track in self.machine.admitted:
                 continue
             lacks = self._rest_lacks(track)
             if lacks is not None:

@@ -8,7 +8,6 @@ from roseinfer.sched.policies.slack import deadlines, rules
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.machine import StepMachine
 from roseinfer.sched.policies.slack.requests import SlackTrack
-from roseinfer.sched.policy import RejectedRequest
 
 MIN_SAFETY_RATIO = 1.15  # of reported to expected value: requests that arrive meanwhile take their part
 MIN_SLOWDOWN_RATIO = 1.15  # of a tried value to the one before
@@ -20,10 +19,9 @@ _ASKED = [rule for rule in rules.RULES if rule not in (rules.a_seat, rules.kv_bl
 def explain(admission: StepAdmission) -> None:
     """Add attainable objectives to the rejections, given all starts."""
     machine = admission.machine
-    for name, (request, rejection) in admission.rejections.items():
-        track = machine.state.ledger.waiting[name]
-        rejection = rejection._replace(attainable_s=attainable_s(machine, track, rejection.reason))
-        admission.rejections[name] = RejectedRequest(request, rejection)
+    for track, rejection in admission.rejections.items():
+        found_s = attainable_s(machine, track, rejection.reason)
+        admission.rejections[track] = rejection._replace(attainable_s=found_s)
 
 
 def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float | None:

@@ -46,7 +46,7 @@ class StepMachine:
         self.state = state
         self.view = view
         self.now_s = now_s
-        self.admitted: list[tuple[SlackTrack, int]] = []
+        self.admitted: dict[SlackTrack, int] = {}
         self.reserved: list[SlackTrack] = []
         self.seats = min(view.free_seats, state.seats - len(view.running))
         self.blocks = view.free_blocks
@@ -84,7 +84,7 @@ class StepMachine:
         if reserve:
             self.reserved.append(track)
         else:
-            self.admitted.append((track, self.view.uncached(track.request)))
+            self.admitted[track] = self.view.uncached(track.request)
 
     # --- time of prompts ----------------------------------------------------------------------------------------
     def own_s(self, track: SlackTrack, prompt: int) -> float:
@@ -161,7 +161,7 @@ class StepMachine:
             return True
         again = [other for other in state.preempted.values() if other is not track]
         rows = [*self._decoding, *((len(other.tokens), max(0.0, other.length - other.outputs)) for other in again)]
-        starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self.reserved, track]
+        starting = [*state.ledger.filling.values(), *self.admitted, *self.reserved, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.is_promised:  # for a promised request these would be preempted
             rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]

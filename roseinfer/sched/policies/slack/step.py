@@ -16,7 +16,7 @@ from roseinfer.sched.policies.slack.machine import MAX_STRETCH_RATIO, MIN_PREFIL
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.terms import AGEING_S, MAX_IDLE_S, REST_SHARE
-from roseinfer.sched.policy import Decision, DraftRoom, View
+from roseinfer.sched.policy import Decision, DraftRoom, RejectedRequest, View
 
 MIN_CHUNK_TOKENS = 16  # but for the first chunk of a step
 MAX_SPARE_SHARE = 0.25  # of what a prompt can wait, for the drafts of one step
@@ -65,7 +65,7 @@ class SlackStep:
     def decide(self, admission: StepAdmission) -> Decision:
         state = self._state
         filling = [each for each in state.ledger.filling.values() if each.request not in self._view.sitting_out]
-        found = [*((track, track.request.remaining) for track in filling), *admission.machine.admitted]
+        found = [*((track, track.request.remaining) for track in filling), *admission.machine.admitted.items()]
         prompts = [
             StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + AGEING_S)
             for t, left in found
@@ -87,7 +87,7 @@ class SlackStep:
             rows,
             chunks,
             starts,
-            list(admission.rejections.values()),
+            [RejectedRequest(track.request, rejection) for track, rejection in admission.rejections.items()],
             self._victim_key,
             admission.yields,
             cause_changes=cause_changes,
