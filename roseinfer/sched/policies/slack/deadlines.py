@@ -22,12 +22,15 @@ def measure(state: SlackState, now_s: float) -> None:
     """Compute the slack of every decoding request, and demote those that cannot catch up. Tokens in flight count as
     known. With planned drafts a step gives several tokens, and the last of these counts.
     """
+    drafts, lost = state.plan.drafts, list[SlackTrack]()
     for track in state.batch:
-        track.slack_s = track.anchor_s + track.pace_s * (len(track.tokens) + track.request.pending) - now_s
-    if state.plan.drafts:
-        for track in state.batch:
-            track.slack_s += (track.tokens_per_step - 1) * track.pace_s
-    for track in [track for track in state.batch if track.slack_s < 0 and _is_lost(state, track)]:
+        slack_s = track.anchor_s + track.pace_s * (len(track.tokens) + track.request.pending) - now_s
+        if drafts:
+            slack_s += (track.tokens_per_step - 1) * track.pace_s
+        track.slack_s = slack_s
+        if slack_s < 0 and _is_lost(state, track):
+            lost.append(track)
+    for track in lost:  # from now on they decode in spare time
         state.batch.remove(track)
         track.is_demoted = True
         set_aside(state, track, now_s)

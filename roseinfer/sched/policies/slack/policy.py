@@ -116,11 +116,11 @@ class SlackPolicy:
                 if track.tpot_s < inf:
                     state.set_pace(track, request.first_token_s, request.prompt_len)
         track.latest_s = track.due_s - state.prefill_s(len(track.tokens))
-        self._appraise(track)
-        state.backlog.add(track, not track.is_promised or request.has_run or state.is_affordable(track))
+        key = self._appraise(track)
+        state.backlog.add(track, key, not track.is_promised or request.has_run or state.is_affordable(track))
 
-    def _appraise(self, track: SlackTrack) -> None:
-        """Set the work of a waiting request, its price, and its place in the order."""
+    def _appraise(self, track: SlackTrack) -> float:
+        """Set the work of a waiting request and its price, and return its key in the order."""
         state, request, p = self.state, track.request, self.state.params
         pace_s = min(track.step_pace_s, state.batch.smallest_s)
         constant_s, expert_s = state.cost_tangent(pace_s)
@@ -143,14 +143,14 @@ class SlackPolicy:
             state.price.offer(found)
         track.work_s *= 1 + track.excess
         if request.has_run and track.is_promised and track.due_s < inf:
-            track.key = track.due_s - prefill_s
-            return
+            return track.due_s - prefill_s
         # Decoding also causes the constant cost of steps, so a second of decoding costs more than one of prefill.
         scarce = 1 / max(0.2, 1 - constant_s / pace_s)
         first_s = min(track.ttft_s, terms.AGEING_S, deadlines.MIN_FIRST_SHARE * (track.end_s - request.arrival_s))
-        track.key = request.arrival_s + first_s + terms.favour_s(request, track.excess)
+        key = request.arrival_s + first_s + terms.favour_s(request, track.excess)
         if track.is_promised:
-            track.key += state.tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
+            key += state.tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
+        return key
 
     def _admitted(self, track: SlackTrack, now_s: float) -> None:
         """Record that a request started. Its first row is planned, and `to_fill_s` is the rest of its prompt."""

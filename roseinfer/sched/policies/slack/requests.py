@@ -18,9 +18,9 @@ _PLACE = attrgetter("place")
 
 
 class SlackTrack(Track):
-    """Record of a request. `key`: sets its `place` in the order. `work_s`: machine time; `price_s` is compared with the
-    price limit; `excess`: of its tenant over its share. `weight`: share of the machine that its tokens take; while it
-    decodes, as of the last refresh.
+    """Record of a request. `place`: in the order of the backlog, None while it runs. `work_s`: machine time; `price_s`
+    is compared with the price limit; `excess`: of its tenant over its share. `weight`: share of the machine that its
+    tokens take; while it decodes, as of the last refresh.
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
     `uncached`: prompt tokens to compute, as of the first look. `margin_s`: time from `due_s` to the end of the
@@ -32,8 +32,8 @@ class SlackTrack(Track):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self.key = self.work_s = self.price_s = self.weight = self.excess = 0.0
-        self.place = 0.0, 0
+        self.work_s = self.price_s = self.weight = self.excess = 0.0
+        self.place: tuple[float, int] | None = None
         self.latest_s = self.slack_s = inf
         self.waits_for: Cause | None = None
         self.forecast: Forecast | None = None
@@ -71,18 +71,21 @@ class Backlog:
         self.rest: list[SlackTrack] = []
         self._added = count()
 
-    def add(self, track: SlackTrack, affordable: bool) -> None:
+    def add(self, track: SlackTrack, key: float, affordable: bool) -> None:
         """Add a request. `affordable`: it is worth its cost at present, or has no objectives."""
-        track.place = track.key, next(self._added)
+        track.place = key, next(self._added)
         tracks = self.rest if not track.is_promised else self.affordable if affordable else self.parked
         insort(tracks, track, key=_PLACE)
 
     def remove(self, track: SlackTrack) -> None:
         """Remove a request that waits no longer, if it did."""
+        if track.place is None:
+            return
         for tracks in (self.affordable, self.parked, self.rest):
             index = bisect_left(tracks, track.place, key=_PLACE)
             if tracks[index : index + 1] == [track]:
                 del tracks[index]
+        track.place = None
 
     def sort_by_price(self, is_affordable: Callable[[SlackTrack], bool]) -> None:
         waiting = sorted(self.affordable + self.parked, key=_PLACE)

@@ -8,6 +8,7 @@ from roseinfer.core.request import Prompt, Request, RequestMeta, Status
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.sched.lengths.estimators import OracleLengths
+from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policy import Queued
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import make_arrivals
@@ -120,6 +121,12 @@ def test_a_tenant_pays_for_its_outputs_whatever_was_promised(objectives: dict[st
     assert made.policy.state.tenants.excess("long", 0.0) > 0.5
 
 
+def key_of(track: SlackTrack) -> float:
+    """Return the key by which a waiting request is sorted."""
+    assert track.place is not None
+    return track.place[0]
+
+
 def test_a_preempted_request_that_outlived_its_hint_waits_at_its_true_price() -> None:
     made = state(lengths=NewHere())
     keys = {}
@@ -130,7 +137,7 @@ def test_a_preempted_request_that_outlived_its_hint_waits_at_its_true_price() ->
         request.status, request.seat, request.preemptions = Status.WAITING, None, 1
         made.policy.observe(Queued(request))
         track = made.policy.state.ledger.waiting[name]
-        keys[name] = (track.length, track.key - made.policy.state.tuning.cost_weight * 0.001 * len(request.tokens))
+        keys[name] = (track.length, key_of(track) - made.policy.state.tuning.cost_weight * 0.001 * len(request.tokens))
     assert keys["kept"][0] == 10 and keys["outlived"][0] > 60
     assert keys["outlived"][1] > keys["kept"][1] + 4 * 0.050, "some 50 tokens of 1 ms, four times"
 
@@ -144,6 +151,6 @@ def test_a_priority_buys_ten_seconds_at_most(asked: int, levels: int) -> None:
         meta = RequestMeta(arrival_s=0.0, slo=Slo(2.0, 0.05), priority=priority, predicted_len=10)
         request = Request(name, Prompt([1] * 10, SequenceParams(max_tokens=100), meta))
         made.policy.observe(Queued(request))
-        return made.policy.state.ledger.waiting[name].key
+        return key_of(made.policy.state.ledger.waiting[name])
 
     assert key(asked) - key(0) == pytest.approx(levels * 1.0)
