@@ -166,8 +166,7 @@ class StepAdmission:
         """Return what a request without objectives lacks: time, a spare seat, or KV blocks; None if nothing."""
         spare = 0.0
         if self.machine.smallest_s < inf:
-            usable_share = self.machine.usable_share(self.machine.smallest_s)
-            if not self.machine.demand.fits(ROOMY_SHARE, usable_share, self._state.params):
+            if not self.machine.demand.fits(ROOMY_SHARE, self.machine.usable_share, self._state.params):
                 return Cause.UTILISATION
             spare = SPARE_SEATS_SHARE * self._state.seats
         if self.machine.seats <= spare:

@@ -1,7 +1,7 @@
 """Machine as admission sees it in one step: what is left of it after all starts so far."""
 
 from bisect import insort
-from functools import cache, cached_property
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -20,9 +20,9 @@ MAX_STRETCH_RATIO = 1.1  # longest real duration of a step, relative to the plan
 
 class WaitingCandidate(NamedTuple):
     """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds, after the `ahead_s` of the
-    started prompts that are due no later. `smallest_s`, `demand`: tightest TPOT objective and demand if it starts.
-    `is_free`: no pace limits it, because none is needed, it has run before, or it is alone. `price`: why it is
-    not worth its cost at present, None if it is.
+    started prompts that are due no later. `smallest_s`, `usable_share`, `demand`: those of the machine if it starts.
+    `is_free`: no pace limits it, because none is needed, it has run before, or it is alone. `price`: why it is not
+    worth its cost at present, None if it is.
     """
 
     track: SlackTrack
@@ -30,6 +30,7 @@ class WaitingCandidate(NamedTuple):
     own_s: float
     ahead_s: float
     smallest_s: float
+    usable_share: float
     demand: Demand
     is_free: bool
     price: Cause | None
@@ -38,7 +39,7 @@ class WaitingCandidate(NamedTuple):
 class StepMachine:
     """Machine after all starts so far. `admitted`: requests with their prompt tokens, which start while the step has
     tokens. `reserved`: requests that cannot start yet, but hold a seat and KV blocks. `prompts`: deadline and time of
-    each started prompt. `smallest_s`: tightest TPOT objective, inf without one.
+    each started prompt. `smallest_s`: tightest TPOT objective, inf without one. `usable_share`: of the time, with it.
     """
 
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
@@ -51,7 +52,7 @@ class StepMachine:
         self.seats = min(view.free_seats, state.seats - len(view.running))
         self.blocks = view.free_blocks
         self.smallest_s = state.smallest_s
-        self.usable_share = cache(state.usable_share)
+        self.usable_share = state.usable_share(self.smallest_s)
         self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
         self.prompts = sorted([(t.due_s, state.to_fill_s(t, self.beside)) for t in filling if t.is_promised])
 
@@ -66,12 +67,14 @@ class StepMachine:
         own_s, smallest_s = self.own_s(track, prompt), min(self.smallest_s, track.step_pace_s)
         ahead_s = sum([seconds for due_s, seconds in self.prompts if due_s <= track.due_s])
         demand = self.state.demand_with(self.demand, track, own_s, self.now_s)
-        is_free, price = smallest_s == inf or track.request.has_run or self.idle, self.state.objection(track)
-        return WaitingCandidate(track, prompt, own_s, ahead_s, smallest_s, demand, is_free, price)
+        usable_share, price = self.state.usable_share(smallest_s), self.state.objection(track)
+        is_free = smallest_s == inf or track.request.has_run or self.idle
+        return WaitingCandidate(track, prompt, own_s, ahead_s, smallest_s, usable_share, demand, is_free, price)
 
     def start(self, candidate: WaitingCandidate) -> None:
         """Take what a request with objectives needs."""
-        self.demand, self.smallest_s = candidate.demand, candidate.smallest_s
+        self.smallest_s, self.usable_share = candidate.smallest_s, candidate.usable_share
+        self.demand = candidate.demand
         self.beside += candidate.prompt
         insort(self.prompts, (candidate.track.due_s, candidate.own_s))
         self.admit(candidate.track)
@@ -102,8 +105,7 @@ class StepMachine:
             p, full_s = self.state.params, self.full_s
             leftover_s = p.decode_s([len(track.tokens) for track in self.state.unpromised.values()])
             return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
-        usable_share = self.usable_share(self.smallest_s)
-        left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.params)
+        left_s = self.usable_share * seconds - self.demand.taken_s(seconds, self.state.params)
         return max(left_s, MIN_PREFILL_SHARE * seconds)
 
     @property
@@ -156,7 +158,7 @@ class StepMachine:
         view, state = self.view, self.state
         if self.blocks_of(track) > self.blocks:
             return False
-        free = min([self.blocks, *(pool.free_blocks for pool in view.windows)])
+        free = min([self.blocks, *[pool.free_blocks for pool in view.windows]])
         if not view.running or self.growth + len(track.tokens) + track.length <= free * view.block_size:
             return True
         again = [other for other in state.preempted.values() if other is not track]

@@ -27,7 +27,7 @@ def room_for_urgent(machine: StepMachine, candidate: WaitingCandidate) -> Cause 
     if not (track.can_wait and state.price.overloaded) or candidate.is_free:
         return None
     constant = min(MAX_CONSTANT_SHARE, state.cost_tangent(candidate.smallest_s)[0] / candidate.smallest_s)
-    usable_share = machine.usable_share(candidate.smallest_s) - constant
+    usable_share = candidate.usable_share - constant
     usable_share -= URGENT_RESERVE_SHARE if state.price.load else 0.0
     taken = state.can_wait_weight + track.weight + state.price.load
     return Cause.UTILISATION if taken > MAX_CAN_WAIT_SHARE * usable_share else None
@@ -74,8 +74,7 @@ def _fits(
     machine: StepMachine, candidate: WaitingCandidate, demand: Demand, weight: float, reserve: float = 0.0
 ) -> bool:
     limit = 1.0 if candidate.price is None else ROOMY_SHARE
-    usable_share = machine.usable_share(candidate.smallest_s)
-    return demand.fits(limit - reserve, usable_share, machine.state.params, weight)
+    return demand.fits(limit - reserve, candidate.usable_share, machine.state.params, weight)
 
 
 def _reserve(machine: StepMachine, candidate: WaitingCandidate) -> float:
