@@ -133,10 +133,11 @@ class QoServePolicy:
         """
         for name, until in self._paced.items():
             track = self.ledger.decoding[name]
-            if track.outputs < until:
+            outputs = track.request.num_outputs
+            if outputs < until:
                 continue
-            left = max(1.0, self._lengths.left(track.request, max(1, track.outputs)))
-            self._paced[name] = track.outputs + left
+            left = max(1.0, self._lengths.left(track.request, max(1, outputs)))
+            self._paced[name] = outputs + left
             self._batch.pop(name, None)
             track.tpot_s = min(track.slo.tpot_s or inf, e2e_pace_s(track, now_s, left))
             if track.tpot_s > MIN_PACE_STEPS * self._cost.params.step_s:

@@ -53,10 +53,6 @@ class Track:
         return "tpot" if tpot_s is not None and (self.end_s == inf or tpot_s < step_s) else "e2e"
 
     @property
-    def outputs(self) -> int:
-        return len(self.tokens) - self.request.prompt_len
-
-    @property
     def step_pace_s(self) -> float:
         """Longest mean time between its steps that meets its TPOT objective, inf without one."""
         return self.tpot_s * self.tokens_per_step

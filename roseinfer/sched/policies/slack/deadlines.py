@@ -102,8 +102,8 @@ def bound_whole(state: SlackState, track: SlackTrack) -> None:
 def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
     """Set its pace so that the time left until its deadline suffices for most outputs that are like it so far."""
     left = state.left(track)
-    track.length = track.outputs + left
-    likely = max(left, state.lengths.left(track.request, max(1, track.outputs), LIKELY_SHARE))
+    track.length = track.request.num_outputs + left
+    likely = max(left, state.left(track, LIKELY_SHARE))
     least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), state.price.pace_s, state.price.fastest_s)
     track.tpot_s = min(track.slo.tpot_s or inf, max((track.end_s - now_s) / likely, least_s))
 
@@ -112,7 +112,7 @@ def pace_outlived(state: SlackState, now_s: float) -> None:
     """Set a faster pace for requests with a deadline that have exceeded their expected length."""
     pace_s = state.price.pace_s
     whole = [track for track in state.batch if track.end_s < inf]
-    late = [t for t in whole if t.outputs > t.length - 1 or (t.tpot_s < pace_s and not t.slo.tpot_s)]
+    late = [t for t in whole if t.request.num_outputs > t.length - 1 or (t.tpot_s < pace_s and not t.slo.tpot_s)]
     for track in late:
         pace_whole(state, track, now_s)
         state.set_pace(track, now_s, len(track.tokens))

@@ -162,7 +162,7 @@ class StepMachine:
         if not view.running or self.growth + len(track.tokens) + track.length <= free * view.block_size:
             return True
         again = [other for other in state.preempted.values() if other is not track]
-        rows = [*self._decoding, *((len(other.tokens), max(0.0, other.length - other.outputs)) for other in again)]
+        rows = [*self._decoding, *[(len(t.tokens), max(0.0, t.length - t.request.num_outputs)) for t in again]]
         starting = [*state.ledger.filling.values(), *self.admitted, *self.reserved, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.is_promised:  # for a promised request these would be preempted

@@ -6,7 +6,7 @@ ahead of schedule are slack that later steps may use. Each step decides, in this
 1. demotion: a request that can no longer meet its objective decodes only in spare time;
 2. rejection: a waiting request that can no longer have its first token in time is rejected, unless it has run;
 3. admission, by deadline of the first token and cost: while the demand over every horizon fits the machine (`demand`)
-   and, under overload, while the request is cheap enough (`price`);
+   and, under overload, while the request is cheap enough (`overload`);
 4. the step's length: the smallest slack. Prompts get what the decoding rows leave of it. If that is not enough,
    requests that are well ahead skip this step.
 
@@ -103,7 +103,7 @@ class SlackPolicy:
             track.waits_for = None
             state.set_cause(track, Cause.BLOCKS)
             if request.num_outputs > track.length:  # it has exceeded its expected length
-                track.length = request.num_outputs + state.lengths.left(request, request.num_outputs)
+                track.length = request.num_outputs + state.left(track)
         else:
             state.promised += request.slo is not None
             track.length = state.lengths.total(request)
@@ -112,7 +112,7 @@ class SlackPolicy:
                 track.least_tokens = state.yields.counted_tokens(request, track.tpot_s, state.cost.params)
             track.tokens_per_step = max(track.least_tokens, state.plan.tokens)
             if request.num_outputs:  # it comes from another engine
-                track.length = max(track.length, request.num_outputs + state.lengths.left(request, request.num_outputs))
+                track.length = max(track.length, request.num_outputs + state.left(track))
                 if track.tpot_s < inf:
                     state.set_pace(track, request.first_token_s, request.prompt_len)
         track.latest_s = track.due_s - state.prefill_s(len(track.tokens))

@@ -113,9 +113,9 @@ class SlackState:
         """Share of the time that the rows of decoding requests with token deadlines need."""
         return self.params.row_s * self.batch.tokens_per_s + self.params.context_s * self.batch.context_per_s
 
-    def left(self, track: Track) -> float:
-        """Return the tokens that a decoding request is expected to add."""
-        return self.lengths.left(track.request, max(1, track.outputs))
+    def left(self, track: Track, share: float | None = None) -> float:
+        """Return the tokens that a decoding request is expected to add; `share`: as in `LengthEstimator`."""
+        return self.lengths.left(track.request, max(1, track.request.num_outputs), share)
 
     @property
     def smallest_s(self) -> float:
