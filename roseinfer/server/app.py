@@ -33,7 +33,6 @@ from roseinfer.server.formats.messages.format import MessagesFormat
 from roseinfer.server.formats.pooling.cohere import CohereEmbedFormat
 from roseinfer.server.formats.pooling.embeddings import EmbeddingFormat
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS, RerankFormat, ScoreFormat
-from roseinfer.server.formats.responses.background import BackgroundRuns
 from roseinfer.server.formats.responses.format import ResponsesFormat
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.http.auth import AuthMiddleware
@@ -186,10 +185,9 @@ def build_app(parts: ServerParts) -> Application:
     history = History(parts.responses, keyed=bool(config.api_key))
     formats: list[AnswerFormat] = [CompletionFormat(), ChatFormat(), MessagesFormat(), EmbeddingFormat()]
     formats.append(CohereEmbedFormat())
-    formats += [*map(RerankFormat, RERANK_PATHS), *map(ScoreFormat, SCORE_PATHS)]
+    formats += [*map(RerankFormat, RERANK_PATHS), *map(ScoreFormat, SCORE_PATHS), ResponsesFormat(history)]
     make = Inference if parts.tracing is None else parts.tracing.inference
     inferences = [make(served, answer_format) for answer_format in formats]
-    inferences.append(make(served, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
         name = "create_" + inference.path.removeprefix("/v1").strip("/").replace("/", "_").rstrip("s")
         docs = inference_docs(inference.path, inference.request_model)

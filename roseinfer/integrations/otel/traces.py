@@ -29,7 +29,7 @@ from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.observe.records import RequestEntry, RequestRecords
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
-from roseinfer.server.request.inference import AnswerFormat, Inference, MakeRun
+from roseinfer.server.request.inference import AnswerFormat, Inference
 from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord, request_end
 from roseinfer.server.request.models import ServedModels
 
@@ -95,10 +95,8 @@ class TracedObserver:
 class TracedInference(Inference):
     """Inference route with a trace for each call."""
 
-    def __init__(
-        self, models: ServedModels, answer_format: AnswerFormat, traces: "Traces", make_run: MakeRun | None = None
-    ) -> None:
-        super().__init__(models, answer_format, make_run)
+    def __init__(self, models: ServedModels, answer_format: AnswerFormat, traces: "Traces") -> None:
+        super().__init__(models, answer_format)
         self._traces = traces
         self._clock = models.first.clock
 
@@ -134,10 +132,8 @@ class Traces:
         """Send to a collector by OTLP over HTTP. The variables OTEL_EXPORTER_* set headers, certificates and more."""
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
-    def inference(
-        self, models: ServedModels, answer_format: AnswerFormat, make_run: MakeRun | None = None
-    ) -> Inference:
-        return TracedInference(models, answer_format, self, make_run)
+    def inference(self, models: ServedModels, answer_format: AnswerFormat) -> Inference:
+        return TracedInference(models, answer_format, self)
 
     def observer(self, inner: Observer, records: RequestRecords) -> Observer:
         return TracedObserver(inner, records)

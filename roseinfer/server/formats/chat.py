@@ -25,7 +25,7 @@ from roseinfer.server.formats.pooling.request import EmbeddingRequest
 from roseinfer.server.formats.sampling import chat_logprobs
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, PredictedOutput, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
-from roseinfer.server.request.inference import GENERATES, RequestContext
+from roseinfer.server.request.inference import GENERATES, RequestContext, StandardRun
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.prompts import Encoded, PromptEncoder
 from roseinfer.server.request.service import Backend
@@ -181,6 +181,7 @@ class ChatFormat:
     path = "/v1/chat/completions"
     dialect = OPENAI
     tasks = GENERATES
+    make_run = StandardRun
     request_model = ChatRequest
     make_job = staticmethod(chat_job)
 

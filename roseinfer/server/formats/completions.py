@@ -24,7 +24,7 @@ from roseinfer.server.formats.constraints import OutputConstraint, is_constraine
 from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
 from roseinfer.server.formats.schemas import CompletionRequest
 from roseinfer.server.http.errors import OPENAI
-from roseinfer.server.request.inference import GENERATES, RequestContext
+from roseinfer.server.request.inference import GENERATES, RequestContext, StandardRun
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ class CompletionFormat:
     path = "/v1/completions"
     dialect = OPENAI
     tasks = GENERATES
+    make_run = StandardRun
     request_model = CompletionRequest
 
     async def make_job(self, call: RequestContext, request: CompletionRequest) -> Job:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from roseinfer.server.observe.records import RequestRecords
 from roseinfer.server.request.generation import Observer
-from roseinfer.server.request.inference import AnswerFormat, Inference, MakeRun
+from roseinfer.server.request.inference import AnswerFormat, Inference
 from roseinfer.server.request.models import ServedModels
 
 
@@ -15,9 +15,7 @@ class Tracing(Protocol):
         """Return an observer that passes all events to `inner`, which adds ended requests to `records`."""
         ...
 
-    def inference(
-        self, models: ServedModels, answer_format: AnswerFormat, make_run: MakeRun | None = None
-    ) -> Inference:
+    def inference(self, models: ServedModels, answer_format: AnswerFormat) -> Inference:
         """Return an inference route whose calls are traced."""
         ...
 

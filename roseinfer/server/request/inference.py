@@ -80,6 +80,11 @@ class AnswerFormat(Protocol):
     @property
     def request_model(self) -> type[RequestModel]: ...
 
+    @property
+    def make_run(self) -> "MakeRun":
+        """Factory of the runs of its jobs: `StandardRun`, unless a job may run on without its client."""
+        ...
+
     async def make_job(self, call: RequestContext, request: Any) -> Job:
         """Return the job of a request, a `request_model`. Raises `ApiError` 4xx or `InvalidRequestError`."""
         ...
@@ -99,7 +104,6 @@ class JobRun(Protocol):
         ...
 
 
-# Makes the run of a job: `StandardRun` by default.
 MakeRun = Callable[[RequestContext, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
 
 
@@ -109,10 +113,9 @@ class Inference:
     Raises `RoseinferError` or `ClientDisconnect` before the answer begins.
     """
 
-    def __init__(self, models: ServedModels, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> None:
+    def __init__(self, models: ServedModels, answer_format: AnswerFormat) -> None:
         self._models = models
         self._parser = models.parser
-        self._make_run = make_run or StandardRun
         self._format = answer_format
         self.request_model = answer_format.request_model
         self._parser.expect(self.request_model)
@@ -141,7 +144,7 @@ class Inference:
                 raise
             # The connection refers to the scope: keeping it there would be a reference cycle.
             connection: ClientConnection = scope["extensions"].pop(EXTENSION)
-            await self._make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
+            await self._format.make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
 
     def _check_task(self, service: Service, backend: Backend) -> None:
         """Raise `ApiError` 400 if the model does something else."""

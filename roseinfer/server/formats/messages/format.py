@@ -9,7 +9,7 @@ from roseinfer.server.formats.messages.answer import MessageWriter
 from roseinfer.server.formats.messages.dialect import ANTHROPIC
 from roseinfer.server.formats.messages.request import MessagesRequest, MessagesTranslation, field_names
 from roseinfer.server.formats.translated_job import translated_job
-from roseinfer.server.request.inference import GENERATES, RequestContext
+from roseinfer.server.request.inference import GENERATES, RequestContext, StandardRun
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -22,6 +22,7 @@ class MessagesFormat:
     path = "/v1/messages"
     dialect = ANTHROPIC
     tasks = GENERATES
+    make_run = StandardRun
     request_model = MessagesRequest
 
     async def make_job(self, call: RequestContext, request: MessagesRequest) -> Job:

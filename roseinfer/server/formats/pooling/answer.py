@@ -12,6 +12,7 @@ import orjson
 from roseinfer.core.pooling import floats
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import OPENAI
+from roseinfer.server.request.inference import StandardRun
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.receivers import Encoder
 from roseinfer.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class PoolingFormat:
     """Common part of the formats of prompt-only requests. See `request.inference.AnswerFormat`."""
 
     dialect = OPENAI
+    make_run = StandardRun
     answer: type[PoolingBody]
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:

@@ -6,6 +6,7 @@ from typing import Any
 
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
 from roseinfer.server.formats.responses.answer import ResponseWriter
+from roseinfer.server.formats.responses.background import BackgroundRuns
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.translated_job import translated_job
@@ -27,6 +28,7 @@ class ResponsesFormat:
 
     def __init__(self, history: History | None = None) -> None:
         self._history = history or History()
+        self.make_run = BackgroundRuns()
 
     async def make_job(self, call: RequestContext, request: ResponsesRequest) -> Job:
         """Return the job of a request. Raises `ApiError` 400, 404 or 503."""
