@@ -47,14 +47,15 @@ class CompletionFormat:
         max_tokens = completion_max_tokens(request)
         settings = read_settings(call, request, max_tokens, completion_logprobs(request), len(prompts))
         constraint = OutputConstraint(request) if is_constrained(request) else None
-        proof = None if constraint is None else constraint.start_proof(call.backend.grammars)
+        if constraint is not None:
+            constraint.start_proof(call.backend.grammars)
         echo = bool(request.echo)
         special = request.add_special_tokens is not False
         encoded = await call.backend.prompts.completion(prompts, special, echo, settings.keep_last)
         params = await spell_bad_words(call, settings.params)
         output = OutputSettings()
         if constraint is not None:
-            guide, ignored = await constraint.guide(call.backend.grammars, proof, settings.n)
+            guide, ignored = await constraint.guide(call.backend.grammars, settings.n)
             output = OutputSettings(guide, warnings=ignored)
         return build_job(call, request, settings, params, encoded, output, COMPLETION, echo)
 

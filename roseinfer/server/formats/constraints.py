@@ -27,12 +27,16 @@ _GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "gramm
 
 
 class OutputConstraint:
-    """Constraint that a request sets for its output, None without one. `param`: the field that sets it."""
+    """Constraint that a request sets for its output, None without one. `param`: the field that sets it.
+
+    `proof`: from `start_proof`; None: not started.
+    """
 
     def __init__(self, request: GenerationRequest) -> None:
         """Raise `ApiError` 400 or `InvalidRequestError` that names the field."""
         self.constraint: Constraint | None = None
         self.param = ""
+        self.proof: Proof | None = None
         self.warnings: list[str] = []
         guided = {name: value for name in _GUIDED if (value := getattr(request, name)) is not None}
         if request.guided_decoding_backend is not None:
@@ -54,15 +58,16 @@ class OutputConstraint:
             raise bad_request(f"{param} and {self.param} cannot be combined", param)
         self.constraint, self.param = constraint, param
 
-    def start_proof(self, grammars: Grammars) -> Proof | None:
+    def start_proof(self, grammars: Grammars, leading_space: bool = False) -> None:
         """Start to verify the constraint, so that this runs while the prompts are made."""
-        return None if self.constraint is None else grammars.begin(self.constraint, self.param)
+        if self.constraint is not None:
+            self.proof = grammars.begin(self.constraint, self.param, leading_space)
 
-    async def guide(self, grammars: Grammars, proof: Proof | None, n: int) -> tuple[GuideSpec | None, list[str]]:
+    async def guide(self, grammars: Grammars, n: int) -> tuple[GuideSpec | None, list[str]]:
         """Return the guide for the engine, and warnings. Raises `ApiError` 503, `InvalidRequestError`."""
         if self.constraint is None:
             return None, self.warnings
-        spec, warnings = await grammars.guide(self.constraint, self.param, proof=proof, n=n)
+        spec, warnings = await grammars.guide(self.constraint, self.param, proof=self.proof, n=n)
         return spec, self.warnings + warnings
 
 

@@ -9,7 +9,6 @@ from roseinfer.server.formats.build_job import OutputSettings
 from roseinfer.server.formats.output_request import LAST_WORDS, OutputRequest
 from roseinfer.server.formats.tool_fields import Calls, ToolUse
 from roseinfer.server.formats.tool_grammar import ToolSchemas
-from roseinfer.server.request.grammars import Proof
 from roseinfer.server.request.service import Backend
 from roseinfer.text.harmony.format import NAME, Harmony
 from roseinfer.text.harmony.headers import channels, header_grammar
@@ -26,12 +25,9 @@ class HarmonyAnswer:
         self._harmony = harmony
         self._wanted = wanted
         self._budget = wanted.budget if harmony.reasoning else None
-        self._proof: Proof | None = None
 
     def start_proof(self) -> None:
-        asked = self._wanted.asked
-        if asked.constraint is not None:
-            self._proof = self._backend.grammars.begin(asked.constraint, asked.param)
+        self._wanted.asked.start_proof(self._backend.grammars)
 
     async def settings(self, prompt_ids: list[int]) -> OutputSettings:
         harmony, use = self._harmony, self._wanted.callable
@@ -56,7 +52,7 @@ class HarmonyAnswer:
         asked, use = wanted.asked, wanted.callable
         spec, ignored = GuideSpec(), list[str]()
         if asked.constraint is not None:
-            spec, ignored = await grammars.guide(asked.constraint, asked.param, proof=self._proof, n=wanted.n)
+            spec, ignored = await grammars.guide(asked.constraint, asked.param, proof=asked.proof, n=wanted.n)
         memory = [] if spec.memory is None else [spec.memory]
         headers = []
         for reasoning in (self._harmony.reasoning, False)[: 1 if self._budget is None else 2]:

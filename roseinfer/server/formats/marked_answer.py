@@ -10,7 +10,6 @@ from roseinfer.server.formats.build_job import OutputSettings
 from roseinfer.server.formats.output_request import LAST_WORDS, OutputRequest
 from roseinfer.server.formats.tool_fields import Calls, ToolUse
 from roseinfer.server.formats.tool_grammar import tool_constraint
-from roseinfer.server.request.grammars import Proof
 from roseinfer.server.request.service import Backend
 from roseinfer.text.output import OutputParser
 from roseinfer.text.tools.base import CallParser, ToolFormat
@@ -24,13 +23,10 @@ class MarkedAnswer:
         self._wanted = wanted
         self._calls, self._reasoner = backend.speech.calls, backend.speech.reasoner
         self._inside = False
-        self._proof: Proof | None = None
 
     def start_proof(self) -> None:
-        asked = self._wanted.asked
-        if asked.constraint is not None and self._calling() is None:
-            thinks = self._reasoner is not None
-            self._proof = self._backend.grammars.begin(asked.constraint, asked.param, thinks)
+        if self._calling() is None:
+            self._wanted.asked.start_proof(self._backend.grammars, leading_space=self._reasoner is not None)
 
     async def settings(self, prompt_ids: list[int]) -> OutputSettings:
         guide = await self._guide(prompt_ids)
@@ -38,12 +34,11 @@ class MarkedAnswer:
         return OutputSettings(guide, self._parser(), "none" if calls is None else calls.name, self._wanted.warnings)
 
     async def _guide(self, prompt_ids: list[int]) -> GuideSpec | None:
-        thinking = await self._thinking(prompt_ids)
+        thinking, wanted = await self._thinking(prompt_ids), self._wanted
         found = await self._constraint(thinking is not None)
         if found is not None:
-            spec, ignored = await self._backend.grammars.guide(*found, thinking, self._proof, self._wanted.n)
-            warnings = self._wanted.warnings
-            warnings += [warning for warning in ignored if warning not in warnings]
+            spec, ignored = await self._backend.grammars.guide(*found, thinking, wanted.asked.proof, wanted.n)
+            wanted.warnings.extend([warning for warning in ignored if warning not in wanted.warnings])
         else:
             spec = GuideSpec(thinking=thinking)
         spec = replace(spec, banned=self._banned())
