@@ -51,14 +51,16 @@ class Reasoner:
         text = self._tokenizer.decode(turn[::-1], skip_special_tokens=False)
         return text.rfind(self.begin.text) > text.rfind(self.end.text)
 
-    def thinking(self, inside: bool, budget: int | None = None, last_words: Sequence[int] = ()) -> Thinking:
-        """Return the engine's parameters. `budget`: in tokens; `last_words` then follow, or only the end mark if empty.
+    def thinking(self, inside: bool, budget: int | None = None, last_words: str = "") -> Thinking:
+        """Return the engine's parameters. `budget`: in tokens. `last_words`: a text that is forced before the end mark.
 
         The engine detects that the model begins to think by itself only if the mark is a token.
         """
         begin = () if self.begin.id is None else (self.begin.id,)
-        words = () if budget is None else tuple(last_words)
-        return Thinking(inside=inside, begin=begin, end=self.end_ids, budget=budget, last_words=words)
+        words: list[int] = []
+        if budget is not None and last_words:
+            words = self._tokenizer.encode(last_words + self.end.text, add_special_tokens=False)
+        return Thinking(inside=inside, begin=begin, end=self.end_ids, budget=budget, last_words=tuple(words))
 
     def parser(self, inside: bool, calls: CallParser | None = None, *, bare: bool = False) -> OutputParser:
         """Return a parser. `inside`: the output begins within the reasoning. `calls`: parser of the rest; None: plain

@@ -43,7 +43,7 @@ def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
     tools = [Tool("weather", CITY, strict=True)]
     called = calls.rules(tools, 2, lambda schema, strict: SCHEMA)
     reasoner = Reasoner("<think>", "</think>", tokenizer)
-    thinking = reasoner.thinking(True, 20, tokenizer.encode(" enough</think>", add_special_tokens=False))
+    thinking = reasoner.thinking(True, 20, " enough")
     read, think = partial(calls.parser, tools), lambda: reasoner.parser(True, calls.parser(tools), bare=True)
     guides = {
         "document": (GuideSpec(grammar=f"start: %json {SCHEMA}"), None),

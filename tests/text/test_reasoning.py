@@ -164,7 +164,9 @@ def test_parameters_for_the_engine():
     begin, end = (tokenizer.backend.token_to_id(text) for text in ("<think>", "</think>"))
     assert reasoner.thinking(inside=True) == Thinking(inside=True, begin=(begin,), end=(end,))
     assert reasoner.thinking(inside=False, budget=5) == Thinking(inside=False, begin=(begin,), end=(end,), budget=5)
-    assert reasoner.thinking(inside=False, budget=5, last_words=(7, end)).last_words == (7, end)
+    words = tokenizer.encode("so", add_special_tokens=False)
+    assert reasoner.thinking(inside=False, budget=5, last_words="so").last_words == (*words, end)
+    assert not reasoner.thinking(inside=False, last_words="so").last_words
     spelled = Reasoner.detect(TEMPLATE, plain_tokenizer())
     assert spelled is not None
     thinking = spelled.thinking(inside=False)

@@ -74,14 +74,11 @@ class MarkedAnswer:
         return lambda: reasoner.parser(inside, None if reads is None else reads(), bare=bare)
 
     async def _thinking(self, prompt_ids: list[int]) -> Thinking | None:
-        reasoner, budget = self._reasoner, self._wanted.budget
+        reasoner = self._reasoner
         if reasoner is None:
             return None
         self._inside = await self._backend.offload.run(reasoner.inside, prompt_ids)
-        words: list[int] = []
-        if budget is not None:
-            words = self._backend.tokenizer.encode(LAST_WORDS + reasoner.end.text, add_special_tokens=False)
-        return reasoner.thinking(self._inside, budget, words)
+        return reasoner.thinking(self._inside, self._wanted.budget, LAST_WORDS)
 
     def _banned(self) -> tuple[int, ...]:
         """Return the tokens that open a tool call if the model sees tools that it must not call."""
