@@ -20,7 +20,7 @@ async def translated_job(
     with names.errors():
         job = await chat_job(call, chat)
     warnings = [names.translate(name) for name in job.warnings] + ignored
-    kept = tuple(warnings[: call.limits.max_warnings])
+    kept = tuple(warnings[: call.service.limits.max_warnings])
     return replace(job, api=api, id=f"{id_prefix}_{job.request_id}", warnings=kept)
 
 

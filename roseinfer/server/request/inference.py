@@ -14,7 +14,6 @@ from roseinfer.server.http.api_keys import Headers, key_digest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight, unsupported_task
-from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.http.request_models import RequestModel
 from roseinfer.server.request.generation import Generation, Receiver
@@ -46,10 +45,6 @@ class RequestContext:
     arrival_s: float
     headers: Headers
     preparation: RequestGuard
-
-    @property
-    def limits(self) -> Limits:
-        return self.service.limits
 
     @property
     def key(self) -> str | None:

@@ -33,7 +33,7 @@ class ResponsesFormat:
     async def make_job(self, call: RequestContext, request: ResponsesRequest) -> Job:
         """Return the job of a request. Raises `ApiError` 400, 404 or 503."""
         history = self._history
-        whole = await history.whole(request, call.headers, call.limits.max_body_bytes)
+        whole = await history.whole(request, call.headers, call.service.limits.max_body_bytes)
         request = whole.request
         chat = ResponsesTranslation(request)
         warnings = chat.warnings + history.warnings(request)
