@@ -5,13 +5,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from roseinfer.engine.api import StepRecord
+from roseinfer.server.observe.milliseconds import ms
 from roseinfer.server.observe.step_metrics import StepMetrics
 
 # Kept by the owner of the engines.
 MAX_STEPS = 4096
 
 # Engine, end in Unix seconds, duration and budget in ms, rows, prompt tokens, tokens, predicted duration in ms.
-ShownStep = tuple[int, float, float, float | None, int, int, int, float | None]
+ShownStep = tuple[int, float, float | None, float | None, int, int, int, float | None]
 
 
 class NewSteps(NamedTuple):
@@ -33,14 +34,10 @@ def _shown(engine: int, record: StepRecord, to_unix_s: float) -> ShownStep:
     return (
         engine,
         round(record.ended_s + to_unix_s, 4),
-        _ms(record.duration_s),
-        None if record.budget_s is None else _ms(record.budget_s),
+        ms(record.duration_s),
+        ms(record.budget_s),
         record.rows,
         record.prompt_tokens,
         record.tokens,
-        _ms(record.predicted_s) if record.predicted_s > 0 else None,
+        ms(record.predicted_s) if record.predicted_s > 0 else None,
     )
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

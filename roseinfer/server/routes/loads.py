@@ -18,6 +18,7 @@ from roseinfer.server.documents import docs
 from roseinfer.server.formats.objectives import positive
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.observe.milliseconds import ms
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
 from roseinfer.server.routes.query import MODEL_PARAMETER, integer, parameter
@@ -133,21 +134,17 @@ def _answer(prompt_tokens: int, found: list[RequestForecast]) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "kept": None if best is None else best.meets_objectives,
         "engine": None if best is None else best.engine,
-        "predicted_ttft_ms": None if best is None else _ms(best),
+        "predicted_ttft_ms": None if best is None else ms(best.ttft_s),
         "engines": [
             {
                 "engine": one.engine,
                 "kept": one.meets_objectives,
-                "predicted_ttft_ms": _ms(one),
+                "predicted_ttft_ms": ms(one.ttft_s),
                 "utilisation": round(one.utilisation, _DECIMALS_COUNT),
             }
             for one in found
         ],
     }
-
-
-def _ms(forecast: RequestForecast) -> float:
-    return round(1000 * forecast.ttft_s, 3)
 
 
 _PROMISE_PARAMETERS = [
