@@ -42,7 +42,7 @@ from roseinfer.text.tokenizer import Tokenizer
 GIB = 2**30
 
 
-class _Machine(NamedTuple):
+class _EngineRunner(NamedTuple):
     """Runner of an engine. `config`: the options that suit its device. `observer`: the given one, or a tracer if the
     options ask for one. `files`: its reader of adapters.
     """
@@ -77,29 +77,32 @@ def build_engine(
         model_files = states_of_files(folder)  # before they are read, so that a later change is seen
         record = config.profile.record
         recorder = None if record is None else engine_recorder(record)
-        machine = _machine(config, folder, observer, rank_host)
-        undo.callback(machine.runner.close)
-        adapters = None if machine.files is None else registry_at_start(machine.files, config.adapters)
-        scheduler = _scheduler(machine, learnt, adapters, publisher)
-        core = _core(machine, scheduler, recorder, adapters, publisher)
+        built = _engine_runner(config, folder, observer, rank_host)
+        undo.callback(built.runner.close)
+        adapters = None if built.files is None else registry_at_start(built.files, config.adapters)
+        scheduler = _scheduler(built, learnt, adapters, publisher)
+        core = _core(built, scheduler, recorder, adapters, publisher)
         undo.pop_all()
     if publisher is not None:
         publisher.clear()
-    return core, replace(_info(machine, adapters, time.monotonic() - started_s), files=model_files)
+    startup_s = time.monotonic() - started_s
+    return core, _info(built, adapters, model_files, startup_s)
 
 
-def _machine(config: EngineConfig, folder: Path, observer: StepObserver | None, rank_host: RankHost | None) -> _Machine:
+def _engine_runner(
+    config: EngineConfig, folder: Path, observer: StepObserver | None, rank_host: RankHost | None
+) -> _EngineRunner:
     if config.model.device != PRICED:
         return _model_runner(config, folder, observer, rank_host)
     runner, facts = build_priced(config, folder, tokenizer_folder(config.model))
     if observer is not None:
         runner = _observed(runner, observer)
-    return _Machine(config, runner, facts, observer, priced_adapter_files(config.adapters))
+    return _EngineRunner(config, runner, facts, observer, priced_adapter_files(config.adapters))
 
 
 def _model_runner(
     config: EngineConfig, folder: Path, observer: StepObserver | None, rank_host: RankHost | None
-) -> _Machine:
+) -> _EngineRunner:
     prepare_cpu_libraries()
     with ExitStack() as undo:
         others = None
@@ -132,13 +135,16 @@ def _model_runner(
 
             runner = LeadingRunner(runner, group, others)
         undo.pop_all()
-    return _Machine(config, runner, built.facts, observer, built.adapters)
+    return _EngineRunner(config, runner, built.facts, observer, built.adapters)
 
 
 def _scheduler(
-    machine: _Machine, learnt: CostParams | None, adapters: AdapterRegistry | None, publisher: KvEventsPublisher | None
+    built: _EngineRunner,
+    learnt: CostParams | None,
+    adapters: AdapterRegistry | None,
+    publisher: KvEventsPublisher | None,
 ) -> Scheduler:
-    config, facts = machine.config, machine.facts
+    config, facts = built.config, built.facts
     kv = KvManager(
         facts.num_blocks,
         config.cache.block_size,
@@ -159,20 +165,20 @@ def _scheduler(
         make_policy(config.scheduler, estimates),
         facts.max_model_len,
         facts.limits,
-        _drafting(config, machine.runner, facts, estimates),
+        _drafting(config, built.runner, facts, estimates),
         offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s, facts.slot_blocks),
         adapters=None if adapters is None else _adapter_slots(config, facts, adapters, estimates),
     )
 
 
 def _core(
-    machine: _Machine,
+    built: _EngineRunner,
     scheduler: Scheduler,
     recorder: Recorder | None,
     adapters: AdapterRegistry | None,
     publisher: KvEventsPublisher | None,
 ) -> EngineCore:
-    config, facts = machine.config, machine.facts
+    config, facts = built.config, built.facts
     make_core: Callable[..., EngineCore] = EngineCore
     guides = None
     if recorder is not None:  # a recorded run contains no masks of guides
@@ -181,22 +187,22 @@ def _core(
         guides = _guides(config, facts.vocab_size, facts.eos_token_ids)
     return make_core(
         scheduler,
-        machine.runner,
+        built.runner,
         MonotonicClock(),
         depth=2 if _overlaps(config, facts) else 1,
         eos_ids=facts.eos_token_ids,
         vocab_size=facts.vocab_size,
         seed=config.model.seed,
         guides=guides,
-        observer=machine.observer,
+        observer=built.observer,
         step_end=publisher,
         pooling=facts.pooling,
         adapters=adapters,
     )
 
 
-def _info(machine: _Machine, adapters: AdapterRegistry | None, startup_s: float) -> EngineInfo:
-    config, facts = machine.config, machine.facts
+def _info(built: _EngineRunner, adapters: AdapterRegistry | None, files: str, startup_s: float) -> EngineInfo:
+    config, facts = built.config, built.facts
     return EngineInfo(
         model=config.model.model,
         facts=replace(facts, startup_s={**facts.startup_s, "engine": startup_s}),
@@ -210,6 +216,7 @@ def _info(machine: _Machine, adapters: AdapterRegistry | None, startup_s: float)
         calibrated=calibrated_cost(options_of(config.scheduler)),
         adapters=() if adapters is None else tuple(adapters.names.adapters.values()),
         adapters_change=config.adapters.lora_dir is not None,
+        files=files,
     )
 
 
