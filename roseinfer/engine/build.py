@@ -33,7 +33,7 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.build import make_drafting
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import MarginalPricing
-from roseinfer.sched.estimates import CostOptions, Estimates, calibrated_cost
+from roseinfer.sched.estimates import Estimates, calibrated_cost
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import entry_of, make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
@@ -239,9 +239,11 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimate
         return None
     able = runner.capabilities.ahead if isinstance(values, HeadValues) else runner.capabilities.drafts
     if facts.limits.max_drafts and able:
-        others_learn = isinstance(options_of(config.scheduler), CostOptions) or facts.num_host_blocks > 0
-        overlap, share = _overlaps(config, facts), config.cache.enable_prefix_caching
-        pricing = MarginalPricing(estimates.cost, estimates.yields, learns=not others_learn, overlap=overlap)
+        share, offloads = config.cache.enable_prefix_caching, facts.num_host_blocks > 0
+        overlap = _overlaps(config, facts)
+        pricing = MarginalPricing.for_policy(
+            options_of(config.scheduler), estimates, offloads=offloads, overlap=overlap
+        )
         estimates.yields.by_head = isinstance(values, HeadValues)
         return make_drafting(values, pricing, vocab_size=facts.vocab_size, share_outputs=share)
     if config.speculation.chosen:

@@ -20,7 +20,7 @@ from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import MarginalPricing
-from roseinfer.sched.estimates import CostOptions, Estimates
+from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.policy import Decision, Event, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of
@@ -165,14 +165,13 @@ class SimulatedEngine:
             states=machine.states,
             step_tokens=limits.max_tokens,
         )
-        belief = machine.belief
+        belief, options = machine.belief, options_of(scheduler)
         drafting = None
         if machine.acceptance:
-            learns = not isinstance(options_of(scheduler), CostOptions) and not machine.num_host_blocks
-            overlap = bool(scheduler.overlap)
-            pricing = MarginalPricing(self.estimates.cost, self.estimates.yields, learns=learns, overlap=overlap)
+            overlap, offloads = bool(scheduler.overlap), machine.num_host_blocks > 0
+            pricing = MarginalPricing.for_policy(options, self.estimates, offloads=offloads, overlap=overlap)
             drafting = Drafting([SimulatedGuesses(TOKEN, machine.acceptance)], pricing)
-        copies = OffloadCosts.for_policy(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
+        copies = OffloadCosts.for_policy(options, self.estimates, belief.load_s, belief.store_s)
         lora, adapters = machine.adapters, None
         if lora is not None:
             files = PricedAdapterFiles(lora, self.clock)

@@ -19,7 +19,9 @@ PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
 @pytest.fixture(autouse=True)
 def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all drafts: which ones pay depends on the machine."""
-    monkeypatch.setattr("roseinfer.engine.build.MarginalPricing", lambda *args, **options: EveryDraft())
+    monkeypatch.setattr(
+        "roseinfer.sched.drafting.marginal.MarginalPricing.for_policy", lambda *args, **options: EveryDraft()
+    )
 
 
 def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]:

@@ -22,6 +22,7 @@ from roseinfer.sched.drafting.head import NAMES as HEADS
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.probes import Probes
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
+from roseinfer.sched.estimates import CostOptions, Estimates
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import DraftRoom
 
@@ -98,7 +99,7 @@ class _Chain(NamedTuple):
 class MarginalPricing:
     """Pricing by chance and marginal cost.
 
-    `cost`: the policy's model. `learns`: the policy does not feed it, so each step is fed here. `overlap`: two steps
+    `cost`: the policy's model. `learns`: nothing else feeds it, so each step is fed here. `overlap`: two steps
     are in flight without drafting, so it exposes the host's work. `yields`: learns from requests that end.
     """
 
@@ -123,6 +124,14 @@ class MarginalPricing:
         self._spent_s = 0.0  # for the drafts that it verifies
         self._head_s = 0.0  # of the step before, to make the drafts of this one
         self._declined = False  # whether no draft of the head was worth that
+
+    @classmethod
+    def for_policy(cls, options: object, known: Estimates, *, offloads: bool, overlap: bool) -> "MarginalPricing":
+        """Return the pricing for a policy with these `options`, which feeds `known` itself if it predicts step times;
+        otherwise the K/V offload does if there is one (`offloads`).
+        """
+        learns = not (offloads or isinstance(options, CostOptions))
+        return cls(known.cost, known.yields, learns=learns, overlap=overlap)
 
     # --- the switch ---------------------------------------------------------------------------------------------
     def worthwhile(self, running: Collection[Request]) -> bool:
