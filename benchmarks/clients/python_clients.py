@@ -55,6 +55,8 @@ CLIENTS = (
     PythonClient("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]",)),
     PythonClient("openai-agents", ("openai-agents",)),
     PythonClient("langchain", ("langchain", "langchain-openai", "langchain-anthropic")),
+    PythonClient("llama-index", ("llama-index-llms-openai-like",)),
+    PythonClient("smolagents", ("smolagents[openai]",)),
 )
 
 
