@@ -99,7 +99,18 @@ class JobRun(Protocol):
         ...
 
 
-MakeRun = Callable[[RequestContext, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """Request whose job is ready to run. `ticket`: held until the engine has finished."""
+
+    call: RequestContext
+    answer_format: AnswerFormat
+    job: Job
+    connection: ClientConnection
+    ticket: Ticket
+
+
+MakeRun = Callable[[PreparedRequest], JobRun]
 
 
 class Inference:
@@ -139,7 +150,8 @@ class Inference:
                 raise
             # The connection refers to the scope: keeping it there would be a reference cycle.
             connection: ClientConnection = scope["extensions"].pop(EXTENSION)
-            await self._format.make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
+            prepared = PreparedRequest(call, self._format, job, connection, ticket)
+            await self._format.make_run(prepared).answer(scope, receive, send)
 
     def _check_task(self, service: Service, backend: Backend) -> None:
         """Raise `ApiError` 400 if the model does something else."""
@@ -152,17 +164,16 @@ class Inference:
 class StandardRun:
     """Run of one job on the engine, and its answer."""
 
-    def __init__(
-        self, call: RequestContext, answer_format: AnswerFormat, job: Job, connection: ClientConnection, ticket: Ticket
-    ) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
+        call = prepared.call
         self._service = service = call.service
         self._backend = backend = call.backend
         self._state = call.state
-        self._format = answer_format
-        self._job = job
-        self._connection = connection
-        self._ticket = ticket
-        self._guard = RequestGuard(service.lifecycle, connection, service.clock)
+        self._format = prepared.answer_format
+        self._job = job = prepared.job
+        self._connection = prepared.connection
+        self._ticket = prepared.ticket
+        self._guard = RequestGuard(service.lifecycle, prepared.connection, service.clock)
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.observer, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,8 +11,8 @@ from roseinfer.server.formats.responses.history import Keeper
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
-from roseinfer.server.request.inference import AnswerFormat, JobRun, RequestContext, StandardRun
-from roseinfer.server.request.job import Job, StreamChoices
+from roseinfer.server.request.inference import JobRun, PreparedRequest, StandardRun
+from roseinfer.server.request.job import StreamChoices
 from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.response_store.shared import RunningResponse
 
@@ -28,29 +28,16 @@ class BackgroundRuns:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __call__(
-        self, call: RequestContext, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
-    ) -> JobRun:
-        if not job.about.get("background"):
-            return StandardRun(call, answer_format, job, connection, place)
-        return _BackgroundAnswer(call, answer_format, job, connection, place, self._tasks)
+    def __call__(self, prepared: PreparedRequest) -> JobRun:
+        if not prepared.job.about.get("background"):
+            return StandardRun(prepared)
+        return _BackgroundAnswer(prepared, self._tasks)
 
 
 class _BackgroundAnswer:
-    def __init__(
-        self,
-        call: RequestContext,
-        answer_format: AnswerFormat,
-        job: Job,
-        connection: ClientConnection,
-        place: Ticket,
-        tasks: "set[asyncio.Task[None]]",
-    ) -> None:
-        self._call = call
-        self._format = answer_format
-        self._job = job
-        self._connection = connection
-        self._place = place
+    def __init__(self, prepared: PreparedRequest, tasks: "set[asyncio.Task[None]]") -> None:
+        self._prepared = prepared
+        self._job = prepared.job
         self._tasks = tasks
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,11 +62,11 @@ class _BackgroundAnswer:
     async def _work(self, running: RunningResponse, scope: Scope, receive: Receive, send: Send) -> None:
         streamed = self._job.stream is not None
         job = replace(self._job, store_answer=running.keep, stream=self._job.stream or _UNREAD)
-        connection = _Unwatched(self._connection if streamed else None)
-        with Ticket(self._call.service.lifecycle) as place:
-            self._place.release()  # the connection would hold it for as long as its client reads
-            place.grow(len(job.prompts))
-            run = StandardRun(self._call, self._format, job, connection, place)
+        connection = _Unwatched(self._prepared.connection if streamed else None)
+        with Ticket(self._prepared.call.service.lifecycle) as ticket:
+            self._prepared.ticket.release()  # the connection would hold it for as long as its client reads
+            ticket.grow(len(job.prompts))
+            run = StandardRun(replace(self._prepared, job=job, connection=connection, ticket=ticket))
             running.on_cancel(lambda: run.interrupt(_cancelled()))
             try:
                 await run.answer(scope, receive, send)
