@@ -157,33 +157,15 @@ def run_comparison(
     from roseinfer.bench.plot import check_plot
     from roseinfer.cli.commands.scenario import scenario_of
     from roseinfer.sim.plot import plot_sweep
-    from roseinfer.sim.sweep import PolicySweep, check_given, contender, run_sweep
+    from roseinfer.sim.sweep import check_given, contender, run_sweep
 
-    scheduler = scheduler_options(given)
-    chosen = {name: value for name, value in scheduler.items() if name not in SINGLE_RUN_OPTIONS}
-    named: dict[str, Any] = {name: scheduler.get(name) for name in SINGLE_RUN_OPTIONS}
-    names = options.policy_list or [SchedulerConfig(**named).policy_name]
+    names = _policies(options, given)
     for name in names:
         contender(name)
     if options.plot:
         check_plot(options.plot)
     scenario = scenario_of(workload, cost, lora, given)
-    machine = scenario.machine
-    if options.slowdown != 1.0:
-        machine = machine.misjudged(options.slowdown)
-    sweep = PolicySweep(
-        machine=machine,
-        loads=_loads(scenario, options),
-        policies=names,
-        common=scenario.common,
-        given=chosen,
-        lengths=options.lengths,
-        seeds=options.seeds,
-        false_rejects=options.false_rejects,
-        jobs=options.jobs,
-        fleets=fleet.plans(options.target) if fleet.active else (None,),
-        target=options.target,
-    )
+    sweep = _sweep(scenario, names, options, fleet, given)
     check_given(sweep)
     if options.capacity:
         if all(slo.empty for slo in scenario.classes):
@@ -198,6 +180,37 @@ def run_comparison(
     if options.plot:
         plot_sweep(options.plot, points)
     return {"points": points}
+
+
+def _policies(options: SweepConfig, given: Mapping[str, Any]) -> list[str]:
+    """Return the names of the policies to compare, by default the one that a single run would have."""
+    scheduler = scheduler_options(given)
+    named: dict[str, Any] = {name: scheduler.get(name) for name in SINGLE_RUN_OPTIONS}
+    return options.policy_list or [SchedulerConfig(**named).policy_name]
+
+
+def _sweep(
+    scenario: Any, policies: Sequence[str], options: SweepConfig, fleet: FleetConfig, given: Mapping[str, Any]
+) -> Any:
+    from roseinfer.sim.sweep import PolicySweep
+
+    machine = scenario.machine
+    if options.slowdown != 1.0:
+        machine = machine.misjudged(options.slowdown)
+    chosen = {name: value for name, value in scheduler_options(given).items() if name not in SINGLE_RUN_OPTIONS}
+    return PolicySweep(
+        machine=machine,
+        loads=_loads(scenario, options),
+        policies=policies,
+        common=scenario.common,
+        given=chosen,
+        lengths=options.lengths,
+        seeds=options.seeds,
+        false_rejects=options.false_rejects,
+        jobs=options.jobs,
+        fleets=fleet.plans(options.target) if fleet.active else (None,),
+        target=options.target,
+    )
 
 
 def _loads(scenario: Any, options: SweepConfig) -> list[Any]:
