@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from roseinfer.server.console.reader import ConsoleReader
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, unavailable
 from roseinfer.server.request.lifecycle import Guard, Lifecycle
@@ -19,18 +20,6 @@ INTERVAL_S = 0.25
 MAX_FEEDS = 16
 CROWDED_RETRY_S = 5.0
 _FILLER = b":\n\n"
-
-
-class FeedSource(Protocol):
-    """Source of one feed's events."""
-
-    def hello(self) -> dict[str, Any]:
-        """Return the first event. Raises `ApiError` 503 while the engine is loading."""
-        ...
-
-    async def tick(self) -> dict[str, Any]:
-        """Return the changes since the last tick."""
-        ...
 
 
 class Feeds:
@@ -44,7 +33,7 @@ class Feeds:
     def __len__(self) -> int:
         return len(self._open)
 
-    def answer(self, source: FeedSource) -> Response:
+    def answer(self, source: ConsoleReader) -> Response:
         """Return a new feed. Raises `ApiError` 503 for too many feeds, or while loading or shutting down."""
         refusal = self._lifecycle.refusal()
         if refusal is not None and refusal.code != "queue_full":
@@ -63,7 +52,7 @@ class Feeds:
 class _Feed(Response):
     """Response with one feed. While its client reads slowly no tick is made; a client that stops reading is cut."""
 
-    def __init__(self, open_feeds: dict[Guard, None], source: FeedSource, hello: dict[str, Any]) -> None:
+    def __init__(self, open_feeds: dict[Guard, None], source: ConsoleReader, hello: dict[str, Any]) -> None:
         super().__init__()
         self._open = open_feeds
         self._source = source

@@ -43,7 +43,7 @@ class LocalUpdates:
 
 
 class ConsoleReader:
-    """Source of one feed, see `feed.FeedSource`. Its only state is its position."""
+    """Source of one feed's events. Its only state is its position."""
 
     def __init__(self, models: ServedModels, local: LocalUpdates, peer_queries: PeerQueries) -> None:
         self._models = models
@@ -54,9 +54,11 @@ class ConsoleReader:
         self._engines: list[dict[str, Any]] = []
 
     def hello(self) -> dict[str, Any]:
+        """Return the first event. Raises `ApiError` 503 while the engine is loading."""
         return hello(self._models)
 
     async def tick(self) -> dict[str, Any]:
+        """Return the changes since the last tick."""
         position, at_s = self._at, time.time()
         updates = [self._local(position)]
         updates += map(decode_updates, await self._peer_queries.ask(TOPIC, encode(position)))
