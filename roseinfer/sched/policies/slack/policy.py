@@ -141,7 +141,6 @@ class SlackPolicy:
                 request.arrival_s, track.work_s, track.price_s, track.step_pace_s, track.can_wait, tokens, expert_s
             )
             state.price.offer(found)
-        track.work_s *= 1 + track.excess
         if request.has_run and track.is_promised and track.due_s < inf:
             return track.due_s - prefill_s
         # Decoding also causes the constant cost of steps, so a second of decoding costs more than one of prefill.
@@ -161,7 +160,8 @@ class SlackPolicy:
         fill_s = state.to_fill_s(track, beside)
         state.demand = state.demand_with(state.demand, track, fill_s, now_s)
         unpriced_s = state.decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
-        state.tenants.charge(request.tenant, track.work_s + unpriced_s, now_s)
+        # A tenant beyond its share is charged more than its work: it stays behind others for longer.
+        state.tenants.charge(request.tenant, track.work_s * (1 + track.excess) + unpriced_s, now_s)
         left = len(track.tokens) - request.computed
         state.arrive(fill_s + p.experts_s(left, beside), now_s)
         if request.slo is None:
