@@ -84,13 +84,14 @@ class Content:
 
     def _add_compaction(self, block: dict[str, Any], place: str) -> None:
         """Add a summary, and the changes of tools that it stands for. One that failed has no content."""
-        if isinstance(block.get("content"), str):
-            self._chat.add_answer([block["content"]])
+        if block.get("content") is not None:
+            self._chat.add_answer([text_field(block, "content", place, "messages")])
         elif block.get("encrypted_content"):
             raise _unsupported("compaction", "assistant", place)
         else:
             self.warnings["messages: blocks of type 'compaction' without content are left out"] = None
-        changes = block.get("tool_changes") or []
+        changes = block.get("tool_changes")
+        changes = [] if changes is None else changes
         if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
             raise bad_request(f"{place}.tool_changes must be a list of blocks", "messages")
         for index, change in enumerate(changes):

@@ -36,7 +36,10 @@ class MessageTools:
 
     def change(self, block: dict[str, Any], place: str) -> None:
         """Add or remove the tool that a block of a message names. Raises `ApiError` 400."""
-        given, adds = block.get("tool"), block.get("type") == _ADDITION
+        given, changes = block.get("tool"), block.get("type")
+        if not isinstance(changes, str) or changes not in CHANGES:
+            raise bad_request(f"{place}.type must be {' or '.join(map(repr, sorted(CHANGES)))}", "messages")
+        adds = changes == _ADDITION
         tool: dict[str, Any] = given if isinstance(given, dict) else {}
         kind = tool.get("type")
         definition = tool.get("definition") if adds and kind == "tool_definition" else None

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, MessagesTranslation
+from roseinfer.server.formats.tool_fields import ToolUse
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.http.request_models import parse
 
@@ -94,6 +95,7 @@ def test_messages_without_content(role: str) -> None:
 CONTENT = "unsupported_content"
 BLOCK = "messages.0.content.0"
 IMAGE_IN_DOCUMENT = {"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}
+UNKNOWN_CHANGE = {"type": "tool_update", "tool": {"type": "tool_reference", "name": "look"}}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,11 @@ IMAGE_IN_DOCUMENT = {"type": "document", "source": {"type": "content", "content"
          f"{BLOCK}.tool", None),
         ({"role": "assistant", "content": [{"type": "compaction", "content": "x", "tool_changes": ["x"]}]},
          f"{BLOCK}.tool_changes", None),
+        ({"role": "assistant", "content": [{"type": "compaction", "tool_changes": {}}]}, f"{BLOCK}.tool_changes", None),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": [], "tool_changes": []}]},
+         f"{BLOCK}.content", None),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": "x", "tool_changes": [UNKNOWN_CHANGE]}]},
+         f"{BLOCK}.tool_changes.0.type", None),
         ({"content": "x"}, "messages.0.role", None),
     ],
 )  # fmt: skip
@@ -316,6 +323,16 @@ def test_messages_change_the_tools() -> None:
 def test_the_last_tool_is_removed() -> None:
     removal = changed("removal", type="tool_reference", name="look")
     assert "tools" not in chat(tools=[TOOL], messages=[HI, system(removal)])
+
+
+def test_the_choice_of_a_removed_tool_is_refused() -> None:
+    removal = changed("removal", type="tool_reference", name="look")
+    wanted = {"type": "tool", "name": "look"}
+    for tools in ([TOOL], [TOOL, TOOL | {"name": "other"}]):
+        found = translated(tools=tools, messages=[HI, system(removal)], tool_choice=wanted)
+        with pytest.raises(ApiError) as raised:
+            ToolUse.of(found.chat)
+        assert (raised.value.status, raised.value.param) == (400, "tool_choice")
 
 
 def test_a_compaction_that_failed_is_left_out() -> None:
