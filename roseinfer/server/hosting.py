@@ -123,13 +123,16 @@ async def first_of(*awaitables: Awaitable[object]) -> None:
 
 
 async def unless_stopped(work: Awaitable[Result], *stops: Awaitable[object]) -> Result | None:
-    """Return the result of `work`. Cancel it and return None if one of `stops` ends first."""
+    """Return the result of `work`. Cancel it and return None if one of `stops` ends first.
+
+    The work has ended when this returns or raises.
+    """
     task = asyncio.ensure_future(work)
-    await first_of(*stops, asyncio.shield(task))
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.wait({task})
+    try:
+        await first_of(*stops, asyncio.shield(task))
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
     return None if task.cancelled() else task.result()
 
 

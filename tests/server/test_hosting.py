@@ -23,6 +23,7 @@ from roseinfer.server.hosting import (
     greeting,
     new_event_loop,
     settle_garbage_collector,
+    unless_stopped,
     worker_count,
 )
 from tests.server.live import LiveServer
@@ -145,3 +146,44 @@ def test_a_hangup_while_it_ends_restarts_nothing() -> None:
         return heard
 
     assert asyncio.run(end()) == []
+
+
+def test_work_that_is_not_stopped_has_its_result_or_error() -> None:
+    async def work(failure: Exception | None) -> str:
+        await asyncio.sleep(0)
+        if failure is not None:
+            raise failure
+        return "done"
+
+    async def run(failure: Exception | None) -> str | None:
+        return await unless_stopped(work(failure), asyncio.Event().wait(), asyncio.Event().wait())
+
+    assert asyncio.run(run(None)) == "done"
+    with pytest.raises(OSError, match="broken"):
+        asyncio.run(run(OSError("broken")))
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_work_has_ended_when_it_is_stopped_or_nobody_waits_for_it(cancelled: bool) -> None:
+    async def work(events: list[str]) -> None:
+        events.append("began")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            events.append("ended")
+
+    async def run() -> None:
+        events, stop = list[str](), asyncio.Event()
+        waits = asyncio.create_task(unless_stopped(work(events), stop.wait()))
+        while not events:
+            await asyncio.sleep(0)
+        if cancelled:
+            waits.cancel()
+        else:
+            stop.set()
+        await asyncio.wait({waits})
+        assert events == ["began", "ended"]
+        assert waits.cancelled() if cancelled else waits.result() is None
+
+    asyncio.run(run())
