@@ -157,6 +157,17 @@ def test_older_names_of_longrope(older: str, tmp_path: Path) -> None:
     assert read(tmp_path, "phi4-mini", rope_scaling={**scaling, "rope_type": "longrope"}) == expected
 
 
+@pytest.mark.parametrize("name", ["phi4-mini", "seed-oss"])
+def test_the_context_in_use_chooses_the_rotations_of_longrope(name: str, tmp_path: Path) -> None:
+    scaling = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 4.0}
+    changes = {"rope_scaling": scaling, "original_max_position_embeddings": 4096}
+    if name == "seed-oss":
+        changes["head_dim"] = 8
+    write(tmp_path, {**CONFIGS[name][1], **changes})
+    for context, factors in ((4096, SHORT), (4097, LONG), (None, LONG)):
+        assert {rope and rope.divisors for rope in ropes(read_model_spec(tmp_path, context))} == {tuple(factors)}
+
+
 def test_layers_of_smollm3_without_rotation(tmp_path: Path) -> None:
     rope = RopeSpec(theta=20000.0)
     spec = read(tmp_path, "smollm3")
