@@ -10,9 +10,11 @@ import pytest
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.server.formats.messages.document import Message, MessageErrorBody, TokenCount
 from roseinfer.server.http.errors import ApiError
-from tests.server.fake_engine import Wait, dead, rejected, timed_out
+from tests.helpers.engine_info import changed
+from tests.server.fake_engine import INFO, Wait, dead, rejected, timed_out
 from tests.server.formats.played import parsed
 from tests.server.live import LiveServer, http_post, read_all
+from tests.text.tokenizers import tool_caller
 
 Serve = Callable[..., LiveServer]
 PATH = "/v1/messages"
@@ -67,6 +69,28 @@ def test_token_counts_are_those_of_the_messages(claude: anthropic.Anthropic, ser
     counted = claude.messages.count_tokens(model="fake", messages=HI, system="world")  # type: ignore[arg-type]
     assert counted.input_tokens == claude.messages.create(**BODY, system="world").usage.input_tokens
     TokenCount.model_validate(server.post(f"{PATH}/count_tokens", {"messages": HI}).json())
+
+
+def test_token_counts_of_messages_that_are_cleared_or_bring_tools_and_documents() -> None:
+    tool = {"name": "look", "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}}}
+    document = {"type": "document", "title": "T", "source": {"type": "text", "data": "a text of some length"}}
+    found = {"type": "search_result", "title": "T", "source": "u", "content": [{"type": "text", "text": "sunny"}]}
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [document, found]}
+    adds = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, document]},
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}, adds], "clear_at": "next_user_message"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    server = LiveServer(tool_caller())
+    server.info = changed(INFO, max_model_len=4096)
+    with server:
+        counted = server.post(f"{PATH}/count_tokens", {"messages": messages}).json()
+        answered = server.post(PATH, BODY | {"messages": messages}).json()
+        prompt = server.engine.requests[0].prompt.ids
+    assert counted["input_tokens"] == answered["usage"]["input_tokens"] == len(prompt)
 
 
 def test_what_the_documents_say(server: LiveServer) -> None:
