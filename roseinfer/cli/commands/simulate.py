@@ -159,13 +159,14 @@ def run_comparison(
     from roseinfer.sim.plot import plot_sweep
     from roseinfer.sim.sweep import check_given, contender, run_sweep
 
-    names = _policies(options, given)
+    scheduler = scheduler_options(given)
+    names = _policies(options, scheduler)
     for name in names:
         contender(name)
     if options.plot:
         check_plot(options.plot)
     scenario = scenario_of(workload, cost, lora, given)
-    sweep = _sweep(scenario, names, options, fleet, given)
+    sweep = _sweep(scenario, names, options, fleet, scheduler)
     check_given(sweep)
     if options.capacity:
         if all(slo.empty for slo in scenario.classes):
@@ -182,22 +183,21 @@ def run_comparison(
     return {"points": points}
 
 
-def _policies(options: SweepConfig, given: Mapping[str, Any]) -> list[str]:
+def _policies(options: SweepConfig, scheduler: Mapping[str, Any]) -> list[str]:
     """Return the names of the policies to compare, by default the one that a single run would have."""
-    scheduler = scheduler_options(given)
     named: dict[str, Any] = {name: scheduler.get(name) for name in SINGLE_RUN_OPTIONS}
     return options.policy_list or [SchedulerConfig(**named).policy_name]
 
 
 def _sweep(
-    scenario: Any, policies: Sequence[str], options: SweepConfig, fleet: FleetConfig, given: Mapping[str, Any]
+    scenario: Any, policies: Sequence[str], options: SweepConfig, fleet: FleetConfig, scheduler: Mapping[str, Any]
 ) -> Any:
     from roseinfer.sim.sweep import PolicySweep
 
     machine = scenario.machine
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)
-    chosen = {name: value for name, value in scheduler_options(given).items() if name not in SINGLE_RUN_OPTIONS}
+    chosen = {name: value for name, value in scheduler.items() if name not in SINGLE_RUN_OPTIONS}
     return PolicySweep(
         machine=machine,
         loads=_loads(scenario, options),

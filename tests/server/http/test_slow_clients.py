@@ -44,6 +44,14 @@ def unread_stream(server: LiveServer, fields: dict[str, Any] | None = None) -> s
     return connection
 
 
+def send_to_engine(server: LiveServer, request: bytes) -> socket.socket:
+    """Send a request, and wait until the engine has it."""
+    connection = server.connect()
+    connection.sendall(request)
+    server.until(lambda: len(server.engine.live) == 1)
+    return connection
+
+
 def test_a_client_that_does_not_read_is_disconnected_and_its_request_aborted(serve: Serve) -> None:
     server = serve(write_timeout=0.2)
     long_stream(server, then_wait=True)
@@ -119,10 +127,8 @@ def test_a_drain_does_not_end_answers_that_are_being_encoded(serve: Serve) -> No
 
     server.service.offload.run = lambda work, *args, **options: offload(held_back, partial(work, **options), *args)
     go_on.set()
-    with server.connect() as connection:
-        wanted = {"prompt": "x", "stream": True, "echo": True, "logprobs": 1}
-        connection.sendall(http_post("/v1/completions", wanted, "connection: close"))
-        server.until(lambda: len(server.engine.live) == 1)
+    wanted = {"prompt": "x", "stream": True, "echo": True, "logprobs": 1}
+    with send_to_engine(server, http_post("/v1/completions", wanted, "connection: close")) as connection:
         encoding.clear(), go_on.clear()
         server.call(server.service.lifecycle.begin_drain)
         server.call(server.engine.release)
@@ -223,9 +229,7 @@ def test_a_head_after_pipelined_requests_may_wait(serve: Serve) -> None:
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
     request = http_post("/v1/completions", {"prompt": "x"})
     last = http_post("/v1/completions", {"prompt": "x"}, "connection: close")
-    with server.connect() as connection:
-        connection.sendall(request)
-        server.until(lambda: len(server.engine.live) == 1)
+    with send_to_engine(server, request) as connection:
         connection.sendall(request + last[:30])
         time.sleep(0.2)
         connection.sendall(last[30:])
@@ -237,9 +241,7 @@ def test_a_head_after_pipelined_requests_may_wait(serve: Serve) -> None:
 def test_garbage_after_a_request_is_rejected_after_its_answer(serve: Serve, stream: bool) -> None:
     server = serve(limits={"header_timeout_s": 0.05})
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
-    with server.connect() as connection:
-        connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": stream}))
-        server.until(lambda: len(server.engine.live) == 1)
+    with send_to_engine(server, http_post("/v1/completions", {"prompt": "x", "stream": stream})) as connection:
         connection.sendall(b"POST garbage\r\n\r\n")
         time.sleep(0.1)
         connection.sendall(b"more garbage\r\n\r\n")
@@ -263,9 +265,7 @@ def test_what_follows_a_rejected_head_is_not_kept(serve: Serve) -> None:
     """A head of 32 MiB, most of which the server has read when all is sent: the kernel keeps less."""
     server = serve()
     server.engine.script = lambda request: [Wait()]
-    with server.connect() as connection:
-        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
-        server.until(lambda: len(server.engine.live) == 1)
+    with send_to_engine(server, http_post("/v1/completions", {"prompt": "x"})) as connection:
         tracemalloc.start()
         connection.sendall(HEAD + b"x: ")
         for _ in range(512):
@@ -279,9 +279,7 @@ def test_what_follows_a_rejected_head_is_not_kept(serve: Serve) -> None:
 def test_an_unfinished_head_after_a_request_does_not_cut_its_answer_off(serve: Serve) -> None:
     server = serve(limits={"header_timeout_s": 0.05})
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
-    with server.connect() as connection:
-        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
-        server.until(lambda: len(server.engine.live) == 1)
+    with send_to_engine(server, http_post("/v1/completions", {"prompt": "x"})) as connection:
         connection.sendall(b"POST /v1")
         time.sleep(0.2)
         server.call(server.engine.release)
@@ -331,9 +329,7 @@ def test_a_half_closed_http_1_0_client_has_left(serve: Serve) -> None:
     server = serve()
     server.engine.script = lambda request: [Wait()]
     request = http_post("/v1/completions", {"prompt": "x"}).replace(b"HTTP/1.1", b"HTTP/1.0")
-    with server.connect() as connection:
-        connection.sendall(request)
-        server.until(lambda: len(server.engine.live) == 1)
+    with send_to_engine(server, request) as connection:
         connection.shutdown(socket.SHUT_WR)
         server.until(lambda: len(server.engine.cancelled) == 1)
 
@@ -352,8 +348,6 @@ def test_a_half_closed_client_that_leaves_is_noticed(serve: Serve, stream: bool)
 def test_a_client_that_leaves_after_garbage_is_noticed(serve: Serve) -> None:
     server = serve()
     server.engine.script = lambda request: [Wait()]
-    with server.connect() as connection:
-        connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
-        server.until(lambda: len(server.engine.live) == 1)
+    with send_to_engine(server, http_post("/v1/completions", {"prompt": "x"})) as connection:
         connection.sendall(b"POST garbage\r\n\r\n")
     server.until(lambda: len(server.engine.cancelled) == 1)

@@ -175,10 +175,10 @@ def messages(request: CountTokensRequest, offered: MessageTools) -> tuple[list[d
         chat.add_text("system", texts)
     last_of_user = max((index for index, message in enumerate(request.messages) if message.role == "user"), default=0)
     for index, message in enumerate(request.messages):
-        cleared = message.clear_at == "next_user_message" and index < last_of_user
-        for number, block in enumerate(_blocks(message, f"messages.{index}")):
+        place, cleared = f"messages.{index}", message.clear_at == "next_user_message" and index < last_of_user
+        for number, block in enumerate(_blocks(message, place)):
             if not cleared or block.get("type") != "text":
-                content.add(message.role, block, f"messages.{index}.content.{number}")
+                content.add(message.role, block, f"{place}.content.{number}")
     said = chat.messages()
     if not said:
         raise bad_request("messages contain no text, tool calls or results", "messages")

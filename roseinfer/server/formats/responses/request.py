@@ -126,17 +126,16 @@ def configured(request: ResponsesRequest) -> ResponsesRequest:
 
     Raises `ApiError` 400.
     """
-    items = [] if isinstance(request.input, str) else request.input
-    reasoning = request.reasoning or ReasoningOptions.model_validate({})
-    text = request.text or TextOptions.model_validate({})
     changes: dict[str, RequestModel] = {}
-    for index, item in enumerate(items):
+    for index, item in enumerate([] if isinstance(request.input, str) else request.input):
         if item.get("type") != CONFIGURATION:
             continue
         place = request.place_of(index)
         if (effort := _setting(item, "reasoning", "effort", str, place)) is not None:
+            reasoning = request.reasoning or ReasoningOptions.model_validate({})
             changes["reasoning"] = reasoning.model_copy(update={"effort": effort})
         if (format := _setting(item, "text", "format", dict, place)) is not None:
+            text = request.text or TextOptions.model_validate({})
             changes["text"] = text.model_copy(update={"format": format})
     return request.model_copy(update=changes) if changes else request
 
