@@ -71,6 +71,7 @@ def test_one_model_serves_while_the_other_loads(loading: TwoModels) -> None:
         answer = loading.get(path)
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "model 'b': The model is still loading"
+        assert answer.headers["Retry-After"] == refused.headers["Retry-After"]
     assert [card["id"] for card in loading.get("/v1/models").json()["data"]] == ["a", "a-too"]
     assert [load["model"] for load in loading.get("/v1/loads").json()["loads"]] == ["a"]
 

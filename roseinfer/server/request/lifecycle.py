@@ -5,7 +5,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from types import TracebackType
 
 from starlette.requests import ClientDisconnect
@@ -52,13 +51,6 @@ log = logging.getLogger(__name__)
 
 MAX_RATE_SAMPLES = 64
 UNKNOWN_RATE_RETRY_S = 1.0
-LOADING_RETRY_S = 2.0
-
-
-class Phase(Enum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
 
 
 class DrainRate:
@@ -135,7 +127,7 @@ class Lifecycle:
     """
 
     def __init__(self, max_prompts: int, clock: Clock, room: Occupancy | None = None, share: float = 1.0) -> None:
-        self.phase = Phase.LOADING
+        self._draining = False
         self.room = room or Occupancy()
         self._max_prompts = max_prompts
         self._share = share
@@ -150,12 +142,8 @@ class Lifecycle:
         """Call `listener` with the error for new work as soon as the shutdown begins."""
         self._on_end.append(listener)
 
-    def ready(self) -> None:
-        if self.phase is Phase.LOADING:
-            self.phase = Phase.READY
-
     def begin_drain(self) -> None:
-        self.phase = Phase.DRAINING
+        self._draining = True
         self._notify_end(draining())
 
     def _notify_end(self, cause: ApiError) -> None:
@@ -165,9 +153,7 @@ class Lifecycle:
 
     def refusal(self) -> ApiError | None:
         """Return the error for a new request, None if it may enter."""
-        if self.phase is Phase.LOADING:
-            return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
-        if self.phase is Phase.DRAINING:
+        if self._draining:
             return draining()
         prompts = self.room.all_prompts()
         if prompts >= self._max_prompts:

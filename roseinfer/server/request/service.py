@@ -39,6 +39,7 @@ from roseinfer.server.text_work.offload import Offload
 from roseinfer.server.text_work.texts import Texts
 from roseinfer.text.tokenizer import Tokenizer
 
+LOADING_RETRY_S = 2.0
 STALLED_RETRY_S = 10.0
 # Startup time outside the engine's own count: detection of the death, a new process, imports.
 START_MARGIN_S = 3.0
@@ -148,7 +149,6 @@ class Service:
             on_text=self._observing.texts(),
             lengths=lengths,
         )
-        self.lifecycle.ready()
 
     @property
     def loaded(self) -> bool:
@@ -159,7 +159,7 @@ class Service:
     def backend(self) -> Backend:
         """Engine and its objects. Raises `ApiError` 503 while it is loading."""
         if self._backend is None:
-            raise self.refusal() or unavailable("loading", "The model is still loading", STALLED_RETRY_S)
+            raise self.refusal() or _loading()
         return self._backend
 
     @property
@@ -178,7 +178,7 @@ class Service:
 
     def _ill_health(self) -> ApiError | None:
         if self._backend is None:
-            return unavailable("loading", "The model is still loading", STALLED_RETRY_S)
+            return _loading()
         health = self._backend.engine.health()
         if health.final:
             return unavailable("engine_unhealthy", "The engine has failed", STALLED_RETRY_S, should_retry=False)
@@ -302,6 +302,10 @@ class Service:
             self.texts.close()
         if self._backend is not None:
             self._backend.grammars.close()
+
+
+def _loading() -> ApiError:
+    return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
 
 
 def _until_back_s(info: EngineInfo, gone_s: float) -> float:

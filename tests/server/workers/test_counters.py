@@ -24,8 +24,6 @@ def test_the_queue_is_full_for_all_workers_at_once(counters: SharedRows[Any]) ->
     lifecycles = [
         Lifecycle(3, ManualClock(), SharedOccupancy(counters, worker), 1 / WORKERS) for worker in range(WORKERS)
     ]
-    for lifecycle in lifecycles:
-        lifecycle.ready()
     with Ticket(lifecycles[0]) as ticket, Ticket(lifecycles[1]):
         assert all(lifecycle.refusal() is None for lifecycle in lifecycles)
         ticket.grow(2)
