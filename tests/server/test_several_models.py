@@ -39,7 +39,7 @@ class TwoModels(LiveServer):
         return build_app(self.parts)
 
     def load_other(self) -> None:
-        self.call(lambda: self.parts.models.find("b").attach(self.other, self.other.tokenizer))
+        self.call(lambda: self.parts.models.find("b").service.attach(self.other, self.other.tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def loading() -> Iterator[TwoModels]:
 
 @pytest.fixture
 def both(loading: TwoModels) -> TwoModels:
-    if not loading.parts.models.find("b").loaded:
+    if not loading.parts.models.find("b").service.loaded:
         loading.load_other()
     loading.call(loading.engine.reset)
     loading.call(loading.other.reset)

@@ -60,20 +60,19 @@ def read_settings(
 ) -> RequestSettings:
     """Check all fields but those of prompt and output, and set the deadline. `max_tokens`: see `sampling_params`.
 
-    Raises `ApiError` 400 or 404, `InvalidRequestError`.
+    Raises `ApiError` 400, `InvalidRequestError`.
     """
-    model = call.service.resolve_model(request.model)
     n = request.n or 1
     limits, info = call.service.limits, call.backend.info
     if n * num_prompts > max(limits.max_prompts, limits.max_choices):
         most = max(limits.max_prompts, limits.max_choices)
         raise bad_request(f"n x prompts is {n * num_prompts}, at most {most} is allowed", "n")
     warnings = check_extras(unknown_fields(request), n)
-    promised = read_objectives(call, request, model, warnings)
+    promised = read_objectives(call, request, warnings)
     reports = promised.report or call.service.config.enable_force_include_usage
     stream = _stream_choices(request, reports, warnings)
     params, keep_last = sampling_params(request, max_tokens, logprobs, info, limits)
-    return RequestSettings(model, promised, warnings, n, stream, params, keep_last, logprobs)
+    return RequestSettings(promised, warnings, n, stream, params, keep_last, logprobs)
 
 
 async def spell_bad_words(call: RequestContext, params: SequenceParams) -> SequenceParams:

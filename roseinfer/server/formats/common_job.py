@@ -26,18 +26,17 @@ class AnswerKind(NamedTuple):
 class CommonSettings:
     """Checked fields of a request that depend neither on its prompts nor on the format of its answer."""
 
-    model: str
     objectives: Objectives
     warnings: list[str]
 
 
-def read_objectives(call: RequestContext, request: ObjectiveFields, model: str, warnings: list[str]) -> Objectives:
+def read_objectives(call: RequestContext, request: ObjectiveFields, warnings: list[str]) -> Objectives:
     """Return the objectives, and set the deadline of the preparation. Adds to `warnings`. Raises `ApiError` 400."""
     classes = call.service.slo_classes
     if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
         warnings.append("service_tier")
-    adapter = call.service.adapter(model)
-    base = model if adapter is None else call.service.served_names[0]
+    adapter = call.model.adapter
+    base = call.model.name if adapter is None else call.service.served_names[0]
     found = objectives(request, call.headers, call.arrival_s, classes, base, call.key, call.backend.info.policy)
     if adapter is not None:
         found = replace(found, meta=replace(found.meta, adapter=adapter))
@@ -52,7 +51,7 @@ def new_job(call: RequestContext, settings: CommonSettings, prompts: list[Prompt
     terms = settings.objectives
     return Job(
         request_id=call.request_id,
-        model=settings.model,
+        model=call.model.name,
         created=int(time.time()),
         arrival_s=call.arrival_s,
         prompts=tuple(prompts),

@@ -19,7 +19,7 @@ from roseinfer.server.http.request_models import RequestModel
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job, Usage, slo_usage
 from roseinfer.server.request.lifecycle import Guard, RequestGuard, Ticket
-from roseinfer.server.request.models import ServedModels
+from roseinfer.server.request.models import ChosenModel, ServedModels
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer
@@ -39,12 +39,16 @@ class RequestContext:
     `preparation`: guard of everything before the run on the engine.
     """
 
-    service: Service
+    model: ChosenModel
     backend: Backend
     state: dict[str, Any]
     arrival_s: float
     headers: Headers
     preparation: RequestGuard
+
+    @property
+    def service(self) -> Service:
+        return self.model.service
 
     @property
     def key(self) -> str | None:
@@ -131,16 +135,16 @@ class Inference:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival_s = self._models.first.clock.now()
         try:
-            service, backend, body = await self._models.read(scope, receive)
+            model, backend, body = await self._models.read(scope, receive)
         except ApiError as error:
             self._models.rejected_unread(scope["state"], self.path, arrival_s, error)
             raise
-        with Ticket(service.lifecycle) as ticket:
+        with Ticket(model.service.lifecycle) as ticket:
             try:
-                preparation = service.prepare(scope)
+                preparation = model.service.prepare(scope)
                 with preparation:
-                    self._check_task(service, backend)
-                    call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
+                    self._check_task(model.service, backend)
+                    call = RequestContext(model, backend, scope["state"], arrival_s, scope["headers"], preparation)
                     job = await self._format.make_job(call, self._parser.parse(self.request_model, body))
                     ticket.grow(job.places)
                     if backend.lengths is not None:

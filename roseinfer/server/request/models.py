@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
+from roseinfer.core.adapters import Adapter
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, bad_request, model_not_found
@@ -16,7 +17,7 @@ from roseinfer.server.http.request_models import RequestModel
 from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.service import Backend, Service
 
-# Key of a request's state: the model that it names, if the server has several.
+# Key of a request's state: the model that it names.
 _CHOSEN = "served_model"
 
 
@@ -25,6 +26,14 @@ class ModelField(RequestModel):
 
 
 Fields = TypeVar("Fields", bound=ModelField)
+
+
+class ChosenModel(NamedTuple):
+    """Model that a request names. `adapter`: set if `name` is that of a LoRA adapter."""
+
+    service: Service
+    name: str
+    adapter: Adapter | None = None
 
 
 class ServedModels:
@@ -38,38 +47,40 @@ class ServedModels:
         self.first = self.services[0]
         self.parser = self.first.parser
         self.several = len(self.services) > 1
-        self._by_name = {name: service for service in self.services for name in service.served_names}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
+        self._own: dict[str | None, ChosenModel] = {
+            name: ChosenModel(service, name) for service in self.services for name in service.served_names
+        }
+        self.names = tuple(model.name for model in self._own.values())
+        self._default = self._own[self.names[0]]
+        if not self.several:
+            self._own[None] = self._default
 
     def all_names(self) -> list[str]:
         """Return the names of the models, and those of their LoRA adapters."""
         return [*self.names, *(name for service in self.services for name in service.adapters())]
 
-    def find(self, name: str | None, param: str = "model") -> Service:
-        """Return the model of this name, or the only model for None.
+    def find(self, name: str | None, param: str = "model") -> ChosenModel:
+        """Return the model or adapter of this name, or the only model for None.
 
         Raises `ApiError` 404 for an unknown name, and 400 for None if there are several models.
         """
-        if name is None:
-            if self.several:
-                raise bad_request(f"{param} is required: this server has several models ({_listed(self.names)})", param)
-            return self.first
-        found = self._by_name.get(name) or next((one for one in self.services if name in one.adapters()), None)
-        if found is None:
-            raise model_not_found(name, self.all_names())
-        return found
+        return self._own.get(name) or self._find_adapter(name, param)
 
-    def of(self, body: Mapping[str, Any]) -> Service:
+    def _find_adapter(self, name: str | None, param: str) -> ChosenModel:
+        if name is None:
+            raise bad_request(f"{param} is required: this server has several models ({_listed(self.names)})", param)
+        for service in self.services:
+            adapter = service.adapters().get(name)
+            if adapter is not None:
+                return ChosenModel(service, name, adapter)
+        raise model_not_found(name, self.all_names())
+
+    def of(self, body: Mapping[str, Any]) -> ChosenModel:
         """Return the model for the body of a request. A `model` of a wrong type is reported when the body is parsed."""
         name = body.get("model")
-        if not self.several or not (name is None or isinstance(name, str)):
-            return self.first
-        return self.find(name)
+        return self.find(name) if name is None or isinstance(name, str) else self._default
 
-    async def read(self, scope: Scope, receive: Receive) -> tuple[Service, Backend, dict[str, Any]]:
+    async def read(self, scope: Scope, receive: Receive) -> tuple[ChosenModel, Backend, dict[str, Any]]:
         """Return model, backend and body of a new request. It holds no ticket while its body arrives.
 
         Raises what `Service.admit` raises, before the first byte and after the last, and what `BodyReaders` and `find`
@@ -80,22 +91,20 @@ class ServedModels:
         wire: ClientConnection = scope["extensions"][EXTENSION]
         arrived = wire.body_complete  # then reading does not wait, and nothing can change meanwhile
         body = await first.bodies.read_json(scope, receive, first.limits)
-        if not self.several:
-            return first, backend if arrived else first.admit(), body
-        service = scope["state"][_CHOSEN] = self.of(body)
-        return service, service.admit(), body
+        chosen = self.of(body)
+        scope["state"][_CHOSEN] = chosen.service
+        return chosen, backend if arrived and not self.several else chosen.service.admit(), body
 
     @asynccontextmanager
     async def preparing(self, request: Request, kind: type[Fields]) -> AsyncIterator[tuple[Service, Backend, Fields]]:
         """Read and parse a request that runs nothing on an engine. It holds a ticket within the context.
 
-        Raises what `read` raises, and `ApiError` 400 or 404 for the body.
+        Raises what `read` raises, and `ApiError` 400 for the body.
         """
-        service, backend, body = await self.read(request.scope, request.receive)
+        chosen, backend, body = await self.read(request.scope, request.receive)
+        service = chosen.service
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            fields = self.parser.parse(kind, body)
-            service.resolve_model(fields.model)
-            yield service, backend, fields
+            yield service, backend, self.parser.parse(kind, body)
 
     def _admit_any(self) -> Backend:
         """Return the backend of a model that accepts requests. Raises the first model's error if none does."""

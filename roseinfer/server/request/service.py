@@ -20,7 +20,6 @@ from roseinfer.server.http.errors import (
     MAX_RETRY_S,
     ApiError,
     draining,
-    model_not_found,
     no_engine_accepts,
     unavailable,
 )
@@ -270,21 +269,9 @@ class Service:
         self.lifecycle.cut(cause)
         return ended
 
-    def resolve_model(self, name: str | None) -> str:
-        """Return the name of the model, or of an adapter of it. Raises `ApiError` 404 for another name."""
-        if name is None:
-            return self.served_names[0]
-        if name not in self.served_names and self.adapter(name) is None:
-            raise model_not_found(name, (*self.served_names, *self.adapters()))
-        return name
-
     def adapters(self) -> Mapping[str, Adapter]:
         """Return the LoRA adapters of the model by name; none while it is loading."""
         return {} if self._backend is None else self._backend.engine.adapters()
-
-    def adapter(self, name: str) -> Adapter | None:
-        """Return the adapter of this name; None for the names of the model itself."""
-        return None if name in self.served_names else self.adapters().get(name)
 
     def warm_up(self) -> None:
         """Prepare what the first requests would wait for."""

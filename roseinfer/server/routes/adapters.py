@@ -36,10 +36,11 @@ def add(app: FastAPI, models: ServedModels) -> None:
         return JsonResponse({"id": name, "object": "lora_adapter", "deleted": True})
 
     async def load_as_vllm(request: Request) -> Response:
-        service, _, body = await models.read(request.scope, request.receive)
+        model, _, body = await models.read(request.scope, request.receive)
+        service = model.service
         with Ticket(service.lifecycle), service.prepare(request.scope):
             wanted = models.parser.parse(VllmLoadAdapterRequest, body)
-            if not wanted.load_inplace and service.adapter(wanted.lora_name) is not None:
+            if not wanted.load_inplace and wanted.lora_name in service.adapters():
                 message = f"LoRA adapter {wanted.lora_name!r} is loaded already: set load_inplace to replace it"
                 raise bad_request(message, "lora_name")
             with _fields_of_vllm():

@@ -49,7 +49,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
 
     async def promise(request: Request) -> Response:
         asked = _asked(request, (*_COUNTS, *_OBJECTIVES, "model"))
-        service = models.find(asked.get("model"))
+        service = models.find(asked.get("model")).service
         backend = service.backend
         prompt, output, n = (_count(asked, name, backend.info.facts.max_model_len) for name in _COUNTS)
         if prompt is None:

@@ -16,9 +16,8 @@ from roseinfer.server.request.models import ServedModels
 def add(app: FastAPI, models: ServedModels) -> None:
     def card(name: str) -> dict[str, Any]:
         """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
-        service = models.find(name)
+        service, _, adapter = models.find(name)
         info = service.backend.info
-        adapter = service.adapter(name)
         pooling = info.facts.pooling
         embeds = pooling if pooling is not None and pooling.task is PoolingTask.EMBED else None
         return {

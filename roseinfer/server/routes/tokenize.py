@@ -42,7 +42,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
             return _with_warnings({"prompt": await backend.prompts.text(wanted.tokens)}, warnings)
 
     async def tokenizer_info(request: Request) -> Response:
-        service = models.find(chosen_model(request.query_params.multi_items()))
+        service = models.find(chosen_model(request.query_params.multi_items())).service
         # By json: orjson rejects 10**30, which means "unlimited" in many configs.
         return JsonResponse(json.dumps(_description(service.backend.tokenizer)).encode())
 

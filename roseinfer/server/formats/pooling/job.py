@@ -61,14 +61,13 @@ class PoolingSettings(CommonSettings):
 
 
 def read_settings(call: RequestContext, request: PoolingFields) -> PoolingSettings:
-    """Check the shared fields, and set the deadline. Raises `ApiError` 400 or 404, `InvalidRequestError`."""
+    """Check the shared fields, and set the deadline. Raises `ApiError` 400, `InvalidRequestError`."""
     call.offer_request_id(request.request_id)
-    model = call.service.resolve_model(request.model)
     info = call.backend.info.facts.pooling
     assert info is not None, "checked by `Inference`"
     warnings = check_extras(supported(unknown_fields(request), _UNSUPPORTED))
-    promised = _objectives(call, request, model, warnings)
-    return PoolingSettings(model, promised, warnings, info, _truncation(call, request))
+    promised = _objectives(call, request, warnings)
+    return PoolingSettings(promised, warnings, info, _truncation(call, request))
 
 
 def build_job(
@@ -100,10 +99,10 @@ def prompt_text(info: PoolingInfo, name: str | None) -> str:
     return info.prompts[name]
 
 
-def _objectives(call: RequestContext, request: PoolingFields, model: str, warnings: list[str]) -> Objectives:
+def _objectives(call: RequestContext, request: PoolingFields, warnings: list[str]) -> Objectives:
     if request.slo is not None and request.slo.tpot_ms is not None:
         raise bad_request("slo.tpot_ms is not supported: there are no tokens after the first", "slo.tpot_ms")
-    promised = read_objectives(call, request, model, warnings)
+    promised = read_objectives(call, request, warnings)
     meta = promised.meta
     if meta.slo is None:
         return promised
