@@ -5,8 +5,10 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
+from roseinfer.cluster.devices import EngineSpec
 from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock
@@ -33,19 +35,23 @@ class SupervisorTimes:
     """Intervals and limits of a supervisor.
 
     `check_interval_s`: between heartbeat checks. `poll_s`: between looks at promises and states that it waits for.
+    `late_s`, `timeout_s`: see `HeartbeatMonitor`.
     """
 
     restarts: RestartLimits = field(default_factory=RestartLimits)
     check_interval_s: float = CHECK_INTERVAL_S
     settle_s: float = SETTLE_S
     poll_s: float = POLL_S
+    late_s: float = inf
+    timeout_s: float = inf
+    drain_timeout_s: float = inf
 
 
 class SupervisorCallbacks(Protocol):
     """Supervisor of a `SupervisedEngine`, as that sees it."""
 
-    def costs_for(self, engine: "SupervisedEngine") -> StepCost | None:
-        """Return the step costs that engines on such a device have learnt."""
+    def make_process(self, engine: "SupervisedEngine", number: int) -> EngineProcess:
+        """Return the transport to the engine's process of this number."""
         ...
 
     def on_engine_step(self, index: int, step: StepRecord) -> None: ...
@@ -106,41 +112,33 @@ class SupervisedEngine:
     """An engine that is restarted when it ends or hangs, see `RestartLoop`. A `Restartable`.
 
     `first`: the info of its first process, or the error that kept that from starting. `launched`: set once clients can
-    connect to the first process, or it has failed. `launch(number, costs)` makes the transport to its next process.
+    connect to the first process, or it has failed.
     """
 
     def __init__(
         self,
         index: int,
-        kind: str,
-        launch: Callable[[int, StepCost | None], EngineProcess],
+        spec: EngineSpec,
         rows: EngineRows,
         callbacks: SupervisorCallbacks,
         clock: Clock,
-        *,
-        late_s: float,
-        timeout_s: float,
-        drain_timeout_s: float,
         times: SupervisorTimes,
     ) -> None:
-        """`kind`: of device. `late_s`, `timeout_s`: see `HeartbeatMonitor`."""
         self.index = index
         self.name = f"engine {index}"
-        self.kind = kind
+        self.spec = spec
         self.learnt: StepCost | None = None
         self.info: EngineInfo | None = None
         self.first: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.launched = asyncio.Event()
-        self._launch = launch
         self._rows = rows
         self._callbacks = callbacks
         self._clock = clock
-        self._late_s, self._timeout_s, self._drain_timeout_s = late_s, timeout_s, drain_timeout_s
         self._times = times
         self._restarts = Restarts(clock, times.restarts)
         self._loop = RestartLoop(self._run_once, self._restarts, clock, self._on_death)
         self._present: EngineRun | None = None
-        self._heartbeat = HeartbeatMonitor(late_s, timeout_s)
+        self._heartbeat = HeartbeatMonitor(times.late_s, times.timeout_s)
         self._phase = EngineState.STARTING
         self._late = False
         self._error: str | None = None
@@ -162,7 +160,7 @@ class SupervisedEngine:
         self._late = False
         self._stopped_checks = 0
         self._set_phase(EngineState.STARTING)
-        run = EngineRun(self._launch(number, self._callbacks.costs_for(self)), self._clock)
+        run = EngineRun(self._callbacks.make_process(self, number), self._clock)
         run.on_step(lambda step: self._callbacks.on_engine_step(self.index, step))
         self._present = run
         try:
@@ -189,7 +187,8 @@ class SupervisedEngine:
         self._check_files(run.info)
         self.info = run.info
         self._longest_start_s = max(self._longest_start_s, run.age_s)
-        self._heartbeat = HeartbeatMonitor(self._late_s, self._timeout_s, computes=run.info.facts.device == "cpu")
+        times, computes = self._times, run.info.facts.device == "cpu"
+        self._heartbeat = HeartbeatMonitor(times.late_s, times.timeout_s, computes=computes)
         self._error = None
         self._loop.came_up()
         self._set_phase(EngineState.READY)
@@ -259,7 +258,7 @@ class SupervisedEngine:
     def _check_start(self, run: EngineRun) -> None:
         """Kill a process that does not get ready. It has no heartbeat while it loads; a stopped one does not load."""
         self._stopped_checks = self._stopped_checks + 1 if run.stopped else 0
-        if self._stopped_checks * CHECK_INTERVAL_S >= self._timeout_s:
+        if self._stopped_checks * CHECK_INTERVAL_S >= self._times.timeout_s:
             self._kill(run, "was stopped while it started")
         elif self._longest_start_s and run.age_s > max(MIN_START_TIMEOUT_S, MAX_START_FACTOR * self._longest_start_s):
             self._kill(run, f"has not started within {run.age_s:g} s")
@@ -286,7 +285,7 @@ class SupervisedEngine:
     async def restart(self, others_serve: Callable[[], bool]) -> bool:
         await self._until(lambda: self._phase is not EngineState.STARTING)
         run, number = self._present, self._loop.number
-        if await self.drain(self._drain_timeout_s):
+        if await self.drain(self._times.drain_timeout_s):
             assert run is not None
             await self._until(lambda: run.ended.is_set() or self._drained() or others_serve())
         if self._loop.number == number:  # otherwise it has died and been restarted

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from roseinfer.cluster.addresses import EngineAddresses
@@ -54,11 +53,15 @@ class EngineSupervisor:
         """
         self._config = config
         self._replicas = replicas
-        self._stall_s = stall_s
         self._first = first
         self._clock = clock or MonotonicClock()
         self._make = make
-        self._times = times or SupervisorTimes()
+        self._times = replace(
+            times or SupervisorTimes(),
+            late_s=replicas.engine_timeout,
+            timeout_s=stall_s,
+            drain_timeout_s=replicas.drain_timeout,
+        )
         self._model = model_folder(config.model)
         self.folder = private_folder()
         self.rows_path = self.folder / "rows"
@@ -87,7 +90,10 @@ class EngineSupervisor:
         except BaseException:
             await self.close()
             raise
-        self._engines = [self._engine(index, spec) for index, spec in enumerate(specs, self._first)]
+        self._engines = [
+            SupervisedEngine(index, spec, self._rows, self, self._clock, self._times)
+            for index, spec in enumerate(specs, self._first)
+        ]
         for engine in self._engines:
             self._tasks.spawn(engine.run())
         self._tasks.spawn(self._watch())
@@ -173,38 +179,26 @@ class EngineSupervisor:
         check_memory(specs, self._model)
         return specs
 
-    def _engine(self, index: int, spec: EngineSpec) -> SupervisedEngine:
-        return SupervisedEngine(
-            index,
-            spec.kind,
-            partial(self._process, index, spec),
-            self._rows,
-            self,
-            self._clock,
-            late_s=self._replicas.engine_timeout,
-            timeout_s=self._stall_s,
-            drain_timeout_s=self._replicas.drain_timeout,
-            times=self._times,
-        )
-
-    def _process(self, index: int, spec: EngineSpec, number: int, costs: StepCost | None) -> EngineProcess:
-        settings = EngineLaunch(
-            folder=self.folder, index=index, environment=spec.environment, rows=self.rows_path, costs=costs
-        )
-        return self._make(for_restart(spec.config, number), self._model, settings)
-
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._times.check_interval_s)
             self.check()
 
     # --- from the engines ---------------------------------------------------------------------------------------
-    def costs_for(self, engine: SupervisedEngine) -> StepCost | None:
+    def make_process(self, engine: SupervisedEngine, number: int) -> EngineProcess:
+        settings = EngineLaunch(
+            folder=self.folder,
+            index=engine.index,
+            environment=engine.spec.environment,
+            rows=self.rows_path,
+            costs=self._costs_for(engine),
+        )
+        return self._make(for_restart(engine.spec.config, number), self._model, settings)
+
+    def _costs_for(self, engine: SupervisedEngine) -> StepCost | None:
         """Return what the engine has learnt itself, else what another one has on such a device."""
-        if engine.learnt is not None:
-            return engine.learnt
-        alike = (other.learnt for other in self._engines if other.kind == engine.kind and other.learnt is not None)
-        return next(alike, None)
+        alike = (other for other in self._engines if other.spec.kind == engine.spec.kind)
+        return next((one.learnt for one in (engine, *alike) if one.learnt is not None), None)
 
     def on_engine_step(self, index: int, step: StepRecord) -> None:
         for listener in self._step_listeners:
