@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.bounds import CARD
 from roseinfer.bench.report import header, table
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.models.encoders.base import EncoderModel, PackedRows
 from roseinfer.models.encoders.loader import load_encoder
 from roseinfer.models.encoders.registry import read_encoder_spec
@@ -97,8 +98,8 @@ def measure(name: str, args: argparse.Namespace, device: torch.device) -> list[d
     with tempfile.TemporaryDirectory() as made:
         (Path(made) / "config.json").write_text(json.dumps(MODELS[name]))
         spec = read_encoder_spec(Path(made))
-        options: dict[str, Any] = {"load_format": "dummy", "seed": args.seed}
-        encoder = load_encoder(Path(made), spec, dtype=args.dtype, device=device, **options)
+        options = ModelConfig(dtype=args.dtype, load_format="dummy", seed=args.seed)
+        encoder = load_encoder(Path(made), spec, options, device)
     rows = []
     for tokens in args.tokens:
         texts = max(1, args.step_tokens // tokens)

@@ -35,6 +35,7 @@ from roseinfer.attention.batch import AdapterRows, ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.bench.report import host
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.kernels.attention.decode_few import MAX_QUERIES
 from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
@@ -106,7 +107,8 @@ def make_chain(
         config.get("text_config", config)["num_hidden_layers"] = layers
         (path / "config.json").write_text(json.dumps(config))
         spec = read_model_spec(path, MAX_MODEL_LEN)
-        model = load_model(path, spec, dtype="bfloat16", device=device, load_format="dummy", seed=0, adapting=adapting)
+        options = ModelConfig(dtype="bfloat16", load_format="dummy")
+        model = load_model(path, spec, options, device, adapting=adapting)
     if adapting is not None:
         fill_slots(adapting, adapters, rank, device)
     store = KVStore(blocks, BLOCK_SIZE, model.attention, torch.bfloat16, device)

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
@@ -60,40 +61,34 @@ def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dt
 def load_model(
     folder: Path,
     spec: ModelSpec,
-    *,
-    dtype: str,
+    options: ModelConfig,
     device: torch.device,
-    load_format: str,
-    seed: int,
     group: RankGroup | None = None,
-    quantization: str | None = None,
-    lm_head_dtype: str = "auto",
+    *,
     weight_format: WeightFormat | None = None,
     steady_text: bool = False,
     adapting: LayerAdapting | None = None,
 ) -> Decoder:
     """Return a model that is ready to run, or this process's part of a model that `group` shares.
 
-    `load_format` "auto" reads the safetensors of `folder`, or the GGUF file at that path. "dummy" reads no file and
-    draws weights from `seed` (the same on the same kind of device). `quantization`, `lm_head_dtype`: as in
-    `ModelConfig`. `weight_format`: format of the linear layers, by default chosen from `quantization` and the
-    checkpoint. `steady_text`: as in `DummyWeights`. `adapting`: extends the linear layers. Weights never require
-    gradients; run forward passes in `torch.inference_mode`.
+    Read the safetensors of `folder`, or the GGUF file at that path. Dummy weights are the same on the same kind of
+    device. `weight_format`: format of the linear layers, by default chosen from the options and the checkpoint.
+    `steady_text`: as in `DummyWeights`. `adapting`: extends the linear layers. Weights never require gradients; run
+    forward passes in `torch.inference_mode`.
 
     Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
     unexpected or not finite. Raise `ConfigError` for a group that cannot share the model, or a format that the device
     does not support.
     """
-    dummy = load_format == "dummy"
-    computed = resolve_dtype(spec, dtype, device)
-    chosen = weight_format or choose_format(quantization, spec.quantization, device, computed, dummy=dummy)
-    chosen = with_head_dtype(chosen, lm_head_dtype, device, computed)
+    dummy = options.load_format == "dummy"
+    computed = resolve_dtype(spec, options.dtype, device)
+    chosen = weight_format or choose_format(options.quantization, spec.quantization, device, computed, dummy=dummy)
+    chosen = with_head_dtype(chosen, options.lm_head_dtype, device, computed)
     build = Build(computed, device, group or SingleRank(), chosen, adapting)
     model = build_model(spec, build)
     if dummy:
-        model.load(
-            DummyWeights(seed, build, spreads=spec.experts is not None and not spec.tied_embeddings, steady=steady_text)
-        )
+        spreads = spec.experts is not None and not spec.tied_embeddings
+        model.load(DummyWeights(options.seed, build, spreads=spreads, steady=steady_text))
         return model
     if is_gguf(folder):
         with GgufWeights(folder, spec, build) as file:

@@ -42,16 +42,7 @@ def build_encoder(config: EngineConfig, folder: Path, group: LiveGroup) -> tuple
         spec = read_encoder_spec(folder)
         pooling = read_encoder_pooling(folder, spec, options.runner, options.pooling)
         check_context(options.max_model_len, spec.max_length)
-        encoder = load_encoder(
-            folder,
-            spec,
-            dtype=options.dtype,
-            device=device,
-            load_format=options.load_format,
-            seed=options.seed,
-            quantization=options.quantization,
-            group=group,
-        )
+        encoder = load_encoder(folder, spec, options, device, group)
         head = encoder_head(encoder, pooling)
     context = options.max_model_len or min(spec.max_length, pooling.max_tokens or spec.max_length)
     num_blocks = config.scheduler.seats * -(-context // config.cache.block_size)

@@ -70,19 +70,8 @@ def load_for_runner(
     generation = read_generation_config(folder, options.generation_config, options.override_generation_config)
     check_context(options.max_model_len, spec.max_position)
     adapting = adapting_of(config.adapters, device)
-    target = load_model(
-        folder,
-        spec,
-        dtype=options.dtype,
-        device=device,
-        load_format=options.load_format,
-        seed=options.seed,
-        quantization=options.quantization,
-        lm_head_dtype=options.lm_head_dtype,
-        group=group,
-        steady_text=config.speculation.recorded,
-        adapting=adapting,
-    )
+    steady = config.speculation.recorded
+    target = load_model(folder, spec, options, device, group, steady_text=steady, adapting=adapting)
     _check_keys(spec, kv_dtype, target.kv_scales)
     adapters = None if adapting is None else with_slots(config, adapting, target, group.size, on_read)
     return LoadedModel(

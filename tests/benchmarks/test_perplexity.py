@@ -6,16 +6,14 @@ from math import exp
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.perplexity import FLOATS, PerplexityConfig, documentation, main, measure, windows_of
 from roseinfer.core.errors import ConfigError
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.batches import HandRunner
 from tests.helpers.held_out import TINY, all_logits, loss_of
 from tests.helpers.int4_files import AWQ, Int4Maker, awq, quantise_folder, write_tensors
+from tests.helpers.loaded import load
 
 
 def test_the_loss_is_that_of_the_logits() -> None:
@@ -23,8 +21,7 @@ def test_the_loss_is_that_of_the_logits() -> None:
     found = measure(config, FLOATS)
     prompts = windows_of(Tokenizer.from_folder(TINY).encode(documentation()), 3, 40)
     assert [len(ids) for ids in prompts] == [40, 40, 40] and len({tuple(ids) for ids in prompts}) == 3
-    options = {"dtype": "float32", "device": torch.device("cpu"), "load_format": "auto", "seed": 0}
-    model = load_model(TINY, read_model_spec(TINY), **options)
+    model = load(TINY)
     expected = loss_of(all_logits(HandRunner(model, num_blocks=64), prompts), prompts)
     assert found.tokens == 3 * 39
     assert found.loss == pytest.approx(expected, rel=1e-4) and found.perplexity == pytest.approx(exp(found.loss))

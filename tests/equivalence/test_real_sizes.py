@@ -16,11 +16,11 @@ import torch
 from roseinfer.attention.select import make_attention, resolve_backend
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.decoder import Decoder
-from roseinfer.models.loader import load_model
 from tests.equivalence.real_sizes import REAL_LAYERS, RealLayers
 from tests.equivalence.runs import ids
 from tests.helpers.attention import shape_of
 from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.loaded import load as load_checkpoint
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
@@ -80,7 +80,7 @@ def run(model: Decoder) -> dict[str, torch.Tensor]:
 
 def load(path: Path, device: str, dtype: str, **options: str) -> Decoder:
     spec = read_model_spec(path)
-    return load_model(path, spec, dtype=dtype, device=torch.device(device), load_format="auto", seed=0, **options)
+    return load_checkpoint(path, spec, dtype=dtype, device=torch.device(device), **options)
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.models.encoders.base import EncoderModel, PackedRows
 from roseinfer.models.encoders.loader import load_encoder
 from roseinfer.models.encoders.registry import read_encoder_spec
+from roseinfer.parallel.group import RankGroup
 from tests.helpers.checkpoints import Kind, random_model
 
 VOCAB = 97
@@ -88,9 +90,11 @@ def make_encoder(kind: Kind, **changes: Any) -> PreTrainedModel:
     return random_model(kind, seed=4321, **changes)
 
 
-def load(folder: Path, dtype: str = "float32", device: str = "cpu", **options: Any) -> EncoderModel:
-    options = {"dtype": dtype, "device": torch.device(device), "load_format": "auto", "seed": 0, **options}
-    return load_encoder(folder, read_encoder_spec(folder), **options)
+def load(
+    folder: Path, dtype: str = "float32", device: str = "cpu", group: RankGroup | None = None, **options: Any
+) -> EncoderModel:
+    config = ModelConfig(dtype=dtype, **options)
+    return load_encoder(folder, read_encoder_spec(folder), config, torch.device(device), group)
 
 
 def draw_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:

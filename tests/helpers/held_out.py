@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 import roseinfer
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.loaded import load
 
 TINY = Path(roseinfer.__file__).parent / "assets" / "tiny"
 # Modules of the standard library that training/corpus.py holds out (`split_of`).
@@ -31,9 +31,9 @@ def held_out_tokens() -> tuple[tuple[int, ...], ...]:
 
 
 def held_out_logits(dtype: str = "float32", **options: Any) -> torch.Tensor:
-    """`all_logits` of the held-out text, by the embedded model, loaded for a CPU. options: more for `load_model`."""
+    """`all_logits` of the held-out text, by the embedded model, loaded for a CPU. options: more for `load`."""
     spec, device = read_model_spec(TINY), torch.device("cpu")
-    model = load_model(TINY, spec, dtype=dtype, device=device, load_format="auto", seed=0, **options)
+    model = load(TINY, spec, dtype=dtype, device=device, **options)
     return all_logits(HandRunner(model, num_blocks=256), held_out_tokens())
 
 

@@ -15,10 +15,10 @@ from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.families import family_of, register
-from roseinfer.models.loader import load_model
 from roseinfer.models.spec import LayerSpec, ModelSpec
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.loaded import load
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES = {
@@ -329,7 +329,7 @@ WRONG: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
 
 
 def logits_of(folder: Path, spec: ModelSpec, tokens: list[int]) -> torch.Tensor:
-    model = load_model(folder, spec, dtype="float32", device=torch.device("cpu"), load_format="auto", seed=0)
+    model = load(folder, spec)
     runner = HandRunner(model)
     table = runner.blocks.table(len(tokens))
     return runner.run([HandRow(tokens=tokens, table=table, start=0, count=len(tokens))])[0]

@@ -14,10 +14,11 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.decoder import Decoder
 from roseinfer.models.generation import read_generation_config
-from roseinfer.models.loader import load_model, resolve_dtype
+from roseinfer.models.loader import resolve_dtype
 from roseinfer.models.spec import ModelSpec
 from tests.helpers.batches import HandRow, HandRunner, make_batch
 from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.loaded import load
 from tests.models.test_hostile_files import check_mutations
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -231,14 +232,7 @@ def test_the_embeddings_multiplier_is_rounded_first(tmp_path: Path) -> None:
     """In bfloat16, the root of 40 is 6.3125, not 6.3246."""
     reference = make_reference("gemma3", hidden_size=40)
     save_reference(reference, tmp_path)
-    model = load_model(
-        tmp_path,
-        read_model_spec(tmp_path),
-        dtype="bfloat16",
-        device=torch.device("cpu"),
-        load_format="auto",
-        seed=0,
-    )
+    model = load(tmp_path, dtype="bfloat16")
     assert isinstance(model, Decoder)
     runner, tokens = HandRunner(model), list(range(3, 19))
     row = HandRow(tokens=tokens, table=runner.blocks.table(16), start=0, count=16)

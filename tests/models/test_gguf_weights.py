@@ -14,7 +14,6 @@ from roseinfer.models import gguf_weights
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import read_generation_config
 from roseinfer.models.gguf_weights import GgufWeights, widen
-from roseinfer.models.loader import load_model
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import WeightPiece
 from roseinfer.quant.int4_format import Int4Format
@@ -31,6 +30,7 @@ from tests.helpers.gguf_files import (
     write,
     write_model,
 )
+from tests.helpers.loaded import load
 from tests.helpers.mxfp4_files import make_packable, packed, round_experts
 from tests.helpers.weights import BUILD
 
@@ -72,7 +72,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 def logits(path: Path, tokens: list[int] = TOKENS, **options: Any) -> torch.Tensor:
     spec = read_model_spec(path)
     options = {"dtype": "float32", **options}
-    model = load_model(path, spec, device=CPU, load_format="auto", seed=0, **options)
+    model = load(path, spec, **options)
     runner = HandRunner(model)
     count = len(tokens)
     return runner.run([HandRow(tokens=tokens, table=runner.blocks.table(count), start=0, count=count)])[0]

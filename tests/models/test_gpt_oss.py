@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.select import choose_format
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import reference_logits, save_reference
+from tests.helpers.loaded import load
 from tests.helpers.mxfp4_files import make_packable, pack_folder, round_experts
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def logits(folder: Path, **options: Any) -> torch.Tensor:
     spec = read_model_spec(folder)
-    model = load_model(folder, spec, **{"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0, **options})
+    model = load(folder, spec, **options)
     runner = HandRunner(model)
     return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(len(TOKENS)), start=0, count=len(TOKENS))])[0]
 

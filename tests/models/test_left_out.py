@@ -11,11 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.engine.options import make_engine_config
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.runner.build import build_runner
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.loaded import load
 
 NEWER = {
     "language_model.lm_head.": "lm_head.",
@@ -50,14 +49,7 @@ def test_both_generations_of_files(family: str, prefixes: dict[str, str], tied: 
     if family == "mistral3":  # the checkpoint decides: its config differs between versions of transformers
         config: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    model = load_model(
-        tmp_path,
-        read_model_spec(tmp_path),
-        dtype="float32",
-        device=torch.device("cpu"),
-        load_format="auto",
-        seed=0,
-    )
+    model = load(tmp_path)
     runner, tokens = HandRunner(model), list(range(1, 50))
     row = HandRow(tokens=tokens, table=runner.blocks.table(len(tokens)), start=0, count=len(tokens))
     torch.testing.assert_close(runner.run([row])[0], reference_logits(reference, tokens), rtol=0, atol=1e-4)
@@ -67,14 +59,7 @@ def test_other_unknown_tensors_are_an_error(tmp_path: Path) -> None:
     save_reference(make_reference("mistral3"), tmp_path)
     rename(tmp_path, {"vision_tower.": "audio_tower."})
     with pytest.raises(UnsupportedModelError, match=r"unexpected tensor audio_tower"):
-        load_model(
-            tmp_path,
-            read_model_spec(tmp_path),
-            dtype="float32",
-            device=torch.device("cpu"),
-            load_format="auto",
-            seed=0,
-        )
+        load(tmp_path)
 
 
 def test_the_log_names_the_tower(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import Checkpoint, load_model, resolve_dtype
+from roseinfer.models.loader import Checkpoint, resolve_dtype
 from roseinfer.parallel.group import Share
 from roseinfer.quant import experts
 from roseinfer.quant.finite import FiniteCheck
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.loaded import load as load_checkpoint
 from tests.helpers.weights import BUILD
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 
 def load(folder: Path, load_format: str = "auto", seed: int = 0, dtype: str = "auto") -> CausalLM:
     spec = read_model_spec(folder)
-    return load_model(folder, spec, dtype=dtype, device=CPU, load_format=load_format, seed=seed)
+    return load_checkpoint(folder, spec, dtype=dtype, load_format=load_format, seed=seed)
 
 
 def logits(model: CausalLM, tokens: list[int] = TOKENS) -> torch.Tensor:
@@ -134,7 +135,7 @@ def test_a_steady_text_depends_on_the_last_token_only(tmp_path: Path, family: st
     save_reference(make_reference(family), tmp_path)
     spec = read_model_spec(tmp_path)
     for steady in (True, False):
-        model = load_model(tmp_path, spec, dtype="auto", device=CPU, load_format="dummy", seed=1, steady_text=steady)
+        model = load_checkpoint(tmp_path, spec, dtype="auto", load_format="dummy", seed=1, steady_text=steady)
         position = len(TOKENS) - 1  # GPT-2 adds it to its embeddings
         others = logits(model, [*TOKENS[position:0:-1], TOKENS[-1]])[-1]
         assert torch.allclose(logits(model)[-1], others, atol=1e-6) == steady
@@ -252,7 +253,6 @@ def test_more_experts_than_the_files_could_hold_are_refused(tmp_path: Path) -> N
 def test_weights_that_are_not_finite_are_refused_by_name(llama: Path, value: float, quantization: str | None) -> None:
     whole = load_file(llama / "model.safetensors")
     spec = read_model_spec(llama)
-    options: dict[str, Any] = {"dtype": "auto", "device": CPU, "load_format": "auto", "seed": 0}
     for name in (
         "model.layers.1.mlp.up_proj.weight",
         "model.norm.weight",
@@ -263,7 +263,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(llama: Path, value: flo
         spoilt.view(-1)[-1] = value
         save_file({**whole, name: spoilt}, llama / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(UnsupportedModelError, match=rf"tensor {name} holds NaN, infinity"):
-            load_model(llama, spec, quantization=quantization, **options)
+            load_checkpoint(llama, spec, quantization=quantization, dtype="auto")
 
 
 def test_weights_beyond_the_dtype_that_is_computed_in(llama: Path) -> None:

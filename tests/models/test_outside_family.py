@@ -11,10 +11,10 @@ import torch
 from roseinfer.core.errors import ConfigError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.families import family_of, register
-from roseinfer.models.loader import load_model
 from tests.docs.blocks import blocks
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.loaded import load
 
 EXAMPLE = next(block.text for block in blocks() if block.page.endswith("add-a-model.md"))
 
@@ -41,7 +41,7 @@ def assert_runs_as(architecture: str, folder: Path) -> None:
     config |= {"architectures": [architecture], "model_type": "tall", "use_bias": True, "mlp_type": "gated"}
     (folder / "config.json").write_text(json.dumps(config))
     spec = read_model_spec(folder)
-    model = load_model(folder, spec, dtype="float32", device=torch.device("cpu"), load_format="auto", seed=0)
+    model = load(folder, spec)
     runner, tokens = HandRunner(model), list(range(1, 60))
     row = HandRow(tokens=tokens, table=runner.blocks.table(len(tokens)), start=0, count=len(tokens))
     torch.testing.assert_close(runner.run([row])[0], reference_logits(reference, tokens), rtol=0, atol=1e-4)

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.cases import cases
 from tests.helpers.checkpoints import (
@@ -22,6 +21,7 @@ from tests.helpers.checkpoints import (
     reference_logits,
     save_reference,
 )
+from tests.helpers.loaded import load as load_checkpoint
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 # Some CPUs differ by 1.3e-4 for GPT-2, an H200 by 2.7e-4 for Qwen3.5, whose states are computed by products in TF32.
@@ -31,7 +31,7 @@ TOLERANCE = 5e-4
 
 def load(folder: Path, dtype: str = "float32", device: str = "cpu") -> CausalLM:
     spec = read_model_spec(folder)
-    return load_model(folder, spec, dtype=dtype, device=torch.device(device), load_format="auto", seed=0)
+    return load_checkpoint(folder, spec, dtype=dtype, device=torch.device(device))
 
 
 def draw(length: int, seed: int) -> list[int]:

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
-from roseinfer.models.loader import load_model
 from roseinfer.models.spec import ExpertsSpec
+from tests.helpers.loaded import load
 
 GPT2: dict[str, Any] = {
     "activation_function": "gelu_new",
@@ -466,7 +465,7 @@ def test_an_index_of_other_than_names_is_refused(tmp_path: Path) -> None:
     spec = read_model_spec(write(tmp_path, SMOLLM2_135M))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": 1}}))
     with pytest.raises(UnsupportedModelError, match="index"):
-        load_model(tmp_path, spec, dtype="auto", device=torch.device("cpu"), load_format="auto", seed=0)
+        load(tmp_path, spec, dtype="auto")
 
 
 def generation(folder: Path, **fields: Any) -> GenerationDefaults:

@@ -15,12 +15,12 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.layers import joint_linear
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.models.spec import ExpertsSpec, LayerSpec, ModelSpec
 from roseinfer.runner.start_notes import start_notes
 from roseinfer.state.delta_spec import DeltaSpec
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
+from tests.helpers.loaded import load as load_checkpoint
 from tests.helpers.loaded import load as load_folder
 from tests.helpers.loaded import logits
 from tests.models.test_hostile_files import check_mutations
@@ -215,7 +215,7 @@ def test_mutated_configs_are_read_or_refused(config: dict[str, Any], tmp_path: P
 
 def load(folder: Path, dtype: str = "float32") -> HandRunner:
     spec, device = read_model_spec(folder), torch.device("cpu")
-    return HandRunner(load_model(folder, spec, dtype=dtype, device=device, load_format="auto", seed=0))
+    return HandRunner(load_checkpoint(folder, spec, dtype=dtype, device=device))
 
 
 def run(runner: HandRunner, tokens: list[int], counts: list[int]) -> torch.Tensor:
@@ -300,7 +300,7 @@ def test_drawn_weights(tmp_path: Path) -> None:
     save_reference(make_reference("qwen3.5"), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     spec, device = read_model_spec(tmp_path), torch.device("cpu")
-    model = load_model(tmp_path, spec, dtype="float32", device=device, load_format="dummy", seed=0)
+    model = load_checkpoint(tmp_path, spec, device=device, load_format="dummy")
     assert run(HandRunner(model), TOKENS, [40, 10]).isfinite().all()
 
 

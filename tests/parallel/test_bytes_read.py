@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from tests.helpers.checkpoints import make_reference, save_reference
+from tests.helpers.loaded import load
 from tests.helpers.weights import Imagined
 
 # Tensors that every rank needs whole. Biases of partial results belong to one rank.
@@ -60,8 +59,7 @@ def bytes_read_by(rank: int, size: int, folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "roseinfer.models.loader.safe_open", lambda *args, **more: CountingFile(safe_open(*args, **more), read_bytes)
     )
-    options: dict[str, Any] = {"dtype": "float32", "device": torch.device("cpu"), "load_format": "auto", "seed": 0}
-    load_model(folder, read_model_spec(folder), group=Imagined(rank, size), **options)
+    load(folder, group=Imagined(rank, size))
     return read_bytes
 
 

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.kernels.comm.peers import PeerLayout, Peers
 from roseinfer.kernels.common.triton_support import HAS_TRITON
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit
 from roseinfer.parallel.group import RankGroup, SingleRank, sum_partials
 from roseinfer.parallel.rendezvous import Rendezvous
@@ -20,6 +18,7 @@ from roseinfer.parallel.symmetric_memory import SharedMemory
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.interpreter import hurry
+from tests.helpers.loaded import load
 from tests.helpers.peers import run_ranks
 
 CPU = torch.device("cpu")
@@ -163,8 +162,7 @@ def test_without_shared_memory_the_library_exchanges_all(
 
 def logits(folder: Path, group: RankGroup) -> torch.Tensor:
     """Return logits of a chunk of the tokens, then of the other tokens one by one."""
-    options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
-    runner = HandRunner(load_model(folder, read_model_spec(folder), group=group, **options))
+    runner = HandRunner(load(folder, group=group))
     table, rows = runner.blocks.table(len(TOKENS)), []
     for start, count in ((0, 6), (6, 1), (7, 1)):
         rows += runner.run([HandRow(tokens=TOKENS, table=table, start=start, count=count)])

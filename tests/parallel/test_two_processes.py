@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from tests.helpers import gguf_files
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import VOCAB, make_reference, reference_logits, save_reference
 from tests.helpers.int4_files import MAKERS as INT4_MAKERS
 from tests.helpers.int4_files import quantise_folder
+from tests.helpers.loaded import load
 from tests.helpers.mxfp4_files import make_packable, pack_folder
 from tests.helpers.weights import Imagined
 from tests.quant.test_fp8_checkpoints import MAKERS
@@ -54,12 +54,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.parallel.process_group import ProcessGroup
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.shared_store import SharedStore
 from tests.helpers.batches import HandRow, HandRunner
+from tests.helpers.loaded import load
 
 store, rank, size, tokens, out, *cases = sys.argv[1:]
 tokens = [int(token) for token in tokens.split(",")]
@@ -67,16 +66,8 @@ group = ProcessGroup(Rendezvous(SharedStore(int(store)), "two", int(rank), int(s
 results = {}
 for case in cases:
     folder, load_format = Path(case.partition("=")[0]), case.partition("=")[2]
-    model = load_model(
-        folder,
-        read_model_spec(folder),
-        dtype="float32",
-        device=torch.device("cpu"),
-        load_format=load_format,
-        seed=3,
-        group=group,
-        quantization=None if load_format == "dummy" else "floats",
-    )
+    quantization = None if load_format == "dummy" else "floats"
+    model = load(folder, group=group, load_format=load_format, seed=3, quantization=quantization)
     runner = HandRunner(model)
     table = runner.blocks.table(len(tokens))
     cut = len(tokens) - 3  # a chunk, then decoding over what it left in the cache
@@ -153,9 +144,8 @@ def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Result
 
 
 def alone(folder: Path, load_format: str) -> HandRunner:
-    options: dict[str, Any] = {"dtype": "float32", "device": torch.device("cpu"), "seed": 3}
-    options["quantization"] = None if load_format == "dummy" else "floats"
-    return HandRunner(load_model(folder, read_model_spec(folder), load_format=load_format, **options))
+    quantization = None if load_format == "dummy" else "floats"
+    return HandRunner(load(folder, load_format=load_format, seed=3, quantization=quantization))
 
 
 @pytest.mark.parametrize("case", [*((name, "auto") for name in (*FAMILIES, *ROUNDED)), ("gpt2", "dummy")])
@@ -183,12 +173,4 @@ def test_heads_that_cannot_be_split_are_rejected_before_weights_are_read(tmp_pat
     (folder / "model.safetensors").unlink()
     spec = read_model_spec(folder)
     with pytest.raises(ConfigError, match="4 attention heads cannot be divided evenly among 3 processes"):
-        load_model(
-            folder,
-            spec,
-            dtype="float32",
-            device=torch.device("cpu"),
-            load_format="auto",
-            seed=0,
-            group=Imagined(0, 3),
-        )
+        load(folder, spec, group=Imagined(0, 3))

@@ -12,7 +12,6 @@ import torch
 
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.loader import load_model
 from roseinfer.quant import int4_format
 from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.int4_format import CudaProducts, Int4Format
@@ -25,6 +24,7 @@ from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.gguf_files import metadata_of, quantised, tensors_of, write
 from tests.helpers.int4_files import DISORDERED, MAKERS, Int4Maker, quantise_folder
 from tests.helpers.interpreter import hurry
+from tests.helpers.loaded import load
 from tests.helpers.nvfp4_files import quantise_nvfp4
 
 pytestmark = [
@@ -44,9 +44,7 @@ MAX_RELATIVE_ERRORS = {"bfloat16": 0.03, "float16": 0.005} if ON_GPU else {"floa
 
 def logits(path: Path, device: str, dtype: str, **options: Any) -> torch.Tensor:
     spec = read_model_spec(path)
-    runner = HandRunner(
-        load_model(path, spec, dtype=dtype, device=torch.device(device), load_format="auto", seed=0, **options)
-    )
+    runner = HandRunner(load(path, spec, dtype=dtype, device=torch.device(device), **options))
     table = runner.blocks.table(len(TOKENS))
     found, start = [], 0
     for count in COUNTS:
@@ -78,8 +76,7 @@ def check(path: Path) -> None:
 def test_a_gpu_keeps_four_bits(tmp_path: Path) -> None:
     save_reference(make_reference("qwen2", **SIZES), tmp_path)
     quantise_folder(tmp_path, MAKERS[0])
-    options: dict[str, Any] = {"device": torch.device("cuda"), "load_format": "auto", "seed": 0}
-    model = load_model(tmp_path, read_model_spec(tmp_path), dtype="bfloat16", **options)
+    model = load(tmp_path, dtype="bfloat16", device=torch.device("cuda"))
     assert model.weights == "int4 in groups of 32"
 
 

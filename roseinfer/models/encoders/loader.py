@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.models.encoders.base import EncoderModel
 from roseinfer.models.encoders.registry import family_module
@@ -18,15 +19,11 @@ from roseinfer.quant.select import choose_format
 def load_encoder(
     folder: Path,
     spec: EncoderSpec,
-    *,
-    dtype: str,
+    options: ModelConfig,
     device: torch.device,
-    load_format: str,
-    seed: int,
     group: RankGroup | None = None,
-    quantization: str | None = None,
 ) -> EncoderModel:
-    """Return an encoder that is ready to run. The options are those of `load_model`.
+    """Return an encoder that is ready to run, as `load_model` does.
 
     Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
     unexpected or not finite. Raise `ConfigError` for a group of several processes, or a format that the device does not
@@ -38,15 +35,16 @@ def load_encoder(
             f"tensor_parallel_size is {group.size}, but {spec.architecture} runs in one process; "
             "`roseinfer serve --replicas` starts several engines"
         )
+    dtype = options.dtype
     if dtype == "auto":
         dtype = spec.dtype if device.type == "cuda" else "float32"
     computed = getattr(torch, dtype)
-    dummy = load_format == "dummy"
-    build = Build(computed, device, group, choose_format(quantization, None, device, computed, dummy=dummy))
+    dummy = options.load_format == "dummy"
+    build = Build(computed, device, group, choose_format(options.quantization, None, device, computed, dummy=dummy))
     network = family_module(spec.architecture).network(spec, build)
     encoder = EncoderModel(spec, build, network)
     if dummy:
-        network.load(DummyWeights(seed, build))
+        network.load(DummyWeights(options.seed, build))
         return encoder
     with _OldNames(folder, build) as checkpoint:
         network.load(checkpoint)

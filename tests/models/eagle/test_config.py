@@ -18,9 +18,9 @@ from roseinfer.models.decoder import Decoder
 from roseinfer.models.eagle.config import read_eagle_spec
 from roseinfer.models.eagle.loader import load_eagle_head
 from roseinfer.models.eagle.spec import EagleSpec
-from roseinfer.models.loader import load_model
 from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
 from tests.helpers.eagle_folders import EagleFolder
+from tests.helpers.loaded import load
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -204,7 +204,7 @@ def test_refused_tensors(
     tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in folder.tensors().items()}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in removed}
     save_file(tensors | {name: torch.ones(shape) for name, shape in added.items()}, path / "model.safetensors")
-    model = load_model(path, target, dtype="float32", device=torch.device("cpu"), load_format="dummy", seed=0)
+    model = load(path, target, load_format="dummy")
     assert isinstance(model, Decoder)
     with pytest.raises(UnsupportedModelError, match=named):
         load_eagle_head(path, read_eagle_spec(path, target), model, load_format="auto", seed=0)

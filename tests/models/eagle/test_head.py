@@ -15,13 +15,13 @@ from roseinfer.models.decoder import Decoder
 from roseinfer.models.eagle.config import read_eagle_spec
 from roseinfer.models.eagle.loader import load_eagle_head
 from roseinfer.models.eagle.model import DraftingModel
-from roseinfer.models.loader import load_model
 from roseinfer.models.step import StepContext
 from tests.helpers.batches import HandRow, HandRunner, make_batch
 from tests.helpers.cases import each_value
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.eagle_folders import EagleFolder
 from tests.helpers.eagle_reference import EagleReference
+from tests.helpers.loaded import load
 
 LAYERS, HIDDEN = 5, 32
 FLAGS = ((), ("norm_before_residual",), ("norm_before_fc",), ("fc_norm",), ("norm_output",))
@@ -38,7 +38,7 @@ def plain_target() -> PreTrainedModel:
 def target(plain_target: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     folder = save_reference(plain_target, tmp_path_factory.mktemp("target"))
     spec = read_model_spec(folder)
-    model = load_model(folder, spec, dtype="float32", device=torch.device("cpu"), load_format="auto", seed=0)
+    model = load(folder, spec)
     assert isinstance(model, Decoder)
     return model
 
@@ -199,9 +199,7 @@ def test_without_a_list_the_authors_layers_are_read(
 ) -> None:
     model = make_reference("llama", num_hidden_layers=8)
     spec = read_model_spec(save_reference(model, tmp_path / "target"))
-    loaded = load_model(
-        tmp_path / "target", spec, dtype="float32", device=torch.device("cpu"), load_format="auto", seed=0
-    )
+    loaded = load(tmp_path / "target", spec)
     assert isinstance(loaded, Decoder)
     folder, text = folder_of(ids=None), drawn_tokens(9)
     entering = streams_entering(model, text)
