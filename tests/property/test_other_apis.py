@@ -12,7 +12,9 @@ from roseinfer.server.formats import chat_builder
 from roseinfer.server.formats.messages import request as messages
 from roseinfer.server.formats.messages.format import MessagesFormat
 from roseinfer.server.formats.responses import request as responses
+from roseinfer.server.formats.responses.client_tools import CLIENT_TOOLS
 from roseinfer.server.formats.responses.format import ResponsesFormat
+from roseinfer.server.formats.responses.tool_kinds import CallName
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.http.request_models import parse
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
@@ -20,6 +22,10 @@ from tests.helpers.cases import examples
 from tests.server.formats.played import Events, chunks, streamed, whole
 
 TEXTS = st.text("ab \n{", max_size=4)
+ARGUMENTS = st.dictionaries(st.text("kl", max_size=2), TEXTS, max_size=2) | st.fixed_dictionaries(
+    {"commands": st.lists(TEXTS, min_size=1, max_size=2)}
+)
+CALL_NAMES = st.sampled_from([{}, {"f": CallName("shell", kind=CLIENT_TOOLS[0])}])
 ENDS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
 
 
@@ -30,7 +36,7 @@ def outputs(draw: st.DrawFn) -> list[Event]:
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["reasoning", "text", "call"]), max_size=8)):
         if kind == "call":
-            written = json.dumps(draw(st.dictionaries(st.text("kl", max_size=2), TEXTS, max_size=2)))
+            written = json.dumps(draw(ARGUMENTS))
             kept = written[: draw(st.integers(0, len(written)))]
             cut = draw(st.integers(0, len(kept)))
             parts = [CallArguments(calls, part) for part in (kept[:cut], kept[cut:])]
@@ -83,14 +89,16 @@ def parsed(text: str) -> Any:
 
 
 @examples(60)
-@given(events=outputs(), finish=ENDS)
-def test_the_items_of_a_stream_are_those_of_the_response(events: list[Event], finish: FinishReason) -> None:
+@given(events=outputs(), finish=ENDS, call_names=CALL_NAMES)
+def test_the_items_of_a_stream_are_those_of_the_response(
+    events: list[Event], finish: FinishReason, call_names: dict[str, CallName]
+) -> None:
     given_chunks = chunks(events, finish)
-    sent: Events = streamed(ResponsesFormat(), given_chunks)
+    sent: Events = streamed(ResponsesFormat(), given_chunks, call_names=call_names)
     assert [data["sequence_number"] for _, data in sent] == list(range(len(sent)))
     final = sent[-1][1]["response"]
     done = [data["item"] for name, data in sent if name == "response.output_item.done"]
-    assert done == final["output"] == whole(ResponsesFormat(), given_chunks)["output"]
+    assert done == final["output"] == whole(ResponsesFormat(), given_chunks, call_names=call_names)["output"]
     added = [data["item"]["id"] for name, data in sent if name == "response.output_item.added"]
     assert added == [item["id"] for item in done] and len(set(added)) == len(added)
     said = dict.fromkeys(added, "")
@@ -98,8 +106,14 @@ def test_the_items_of_a_stream_are_those_of_the_response(events: list[Event], fi
         if name.endswith(".delta"):
             said[data["item_id"]] += data["delta"]
     for item in done:
-        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-        assert said[item["id"]] == text
+        assert said[item["id"]] == text_of(item)
+
+
+def text_of(item: dict[str, Any]) -> str:
+    if item["type"] == "shell_call":
+        return "".join(item["action"]["commands"])
+    text: str = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    return text
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------
@@ -108,14 +122,16 @@ FIELD_NAMES = st.sampled_from(
         "message", "user", "assistant", "system", "text", "input_text", "output_text", "function_call", "tool_use",
         "function_call_output", "tool_result", "thinking", "reasoning", "function", "custom", "auto", "any", "tool",
         "namespace", "custom_tool_call", "web_search_call", "mcp_call", "additional_tools", "item_reference",
-        "allowed_tools", "json_schema", "enabled", "disabled", "f",
+        "allowed_tools", "json_schema", "enabled", "disabled", "f", "shell", "shell_call", "local_shell",
+        "local_shell_call_output", "apply_patch", "apply_patch_call", "apply_patch_call_output", "local", "failed",
     ]
 )  # fmt: skip
 NAMES = st.sampled_from(
     [
         "type", "role", "content", "text", "name", "id", "call_id", "arguments", "output", "summary", "input", "tools",
         "thinking", "tool_use_id", "mode", "parameters", "input_schema", "schema", "format", "budget_tokens", "effort",
-        "encrypted_content", "strict", "namespace", "edits", "defer_loading",
+        "encrypted_content", "strict", "namespace", "edits", "defer_loading", "environment", "skills", "action",
+        "operation", "commands", "status",
     ]
 )  # fmt: skip
 VALUES = st.recursive(

@@ -7,18 +7,12 @@ from orjson import dumps
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.server.formats.answers import KEEP_ALIVE
-from roseinfer.server.formats.blocks import Block, Change, Ending, Grown, Kind, Opened, sse
-from roseinfer.server.formats.responses.tools import CallName, custom_input
+from roseinfer.server.formats.blocks import Block, Change, Closed, Ending, Grown, Kind, Opened, sse
+from roseinfer.server.formats.responses.tool_kinds import FUNCTION, CallName, Events, ToolKind
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.job import Job, Usage
 
-_PREFIXES = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
-_CUSTOM_PREFIX = "ctc"
-_DELTAS = {
-    Kind.REASONING: "response.reasoning_text.delta",
-    Kind.TEXT: "response.output_text.delta",
-    Kind.CALL: "response.function_call_arguments.delta",
-}
+_PREFIXES = {Kind.REASONING: "rs", Kind.TEXT: "msg"}
 # Names of failures that OpenAI's API has; the message says more.
 _FAILED = "server_error"
 # Code of the error that ends a response which a client has cancelled.
@@ -43,10 +37,10 @@ class ResponseWriter:
 
     def change(self, change: Change) -> bytes:
         block = change.block
+        if block.kind is Kind.CALL and self._known(block).kind.late:
+            return self._complete_call(block) if isinstance(change, Closed) else b""
         if isinstance(change, Grown):
-            if self._is_custom(block):
-                return b""  # the input is a string within the arguments, so it is sent when they are complete
-            return self._event(_DELTAS[block.kind], self._place(block) | _grown(block, change.text))
+            return self._contents(block, self._grown(block, change.text))
         return self._opened(block) if isinstance(change, Opened) else self._closed(block)
 
     def idle(self) -> bytes:
@@ -117,24 +111,22 @@ class ResponseWriter:
         return self._call(block, item)
 
     def _call(self, block: Block, item: dict[str, Any]) -> dict[str, Any]:
-        known = self._known(block)
-        call = {"call_id": block.call_id, "name": known.name}
-        if known.namespace is not None:
-            call["namespace"] = known.namespace
-        if known.custom:
-            return {"type": "custom_tool_call", **item, **call, "input": custom_input(block.text)}
-        return {"type": "function_call", **item, **call, "arguments": block.text}
+        known, kind = self._known(block), self._kind(block)
+        fields = (kind.begun if item["status"] == "in_progress" else kind.call)(known, block.text)
+        return {"type": kind.item, **item, "call_id": block.call_id, **fields}
 
     def _known(self, block: Block) -> CallName:
         """Return the client's name of the called tool. The model may call one that was not offered."""
         known = self._job.call_names.get(block.name)
         return known if isinstance(known, CallName) else CallName(block.name)
 
-    def _is_custom(self, block: Block) -> bool:
-        return block.kind is Kind.CALL and self._known(block).custom
+    def _kind(self, block: Block) -> ToolKind:
+        """Return the kind of a call's item: that of a function if it does not fit the tool's own."""
+        kind = self._known(block).kind
+        return kind if not kind.late or (block.complete and kind.fits(block.text)) else FUNCTION
 
     def _id(self, block: Block) -> str:
-        prefix = _CUSTOM_PREFIX if self._is_custom(block) else _PREFIXES[block.kind]
+        prefix = self._kind(block).prefix if block.kind is Kind.CALL else _PREFIXES[block.kind]
         return f"{prefix}_{self._job.request_id}_{block.index}"
 
     # --- its events -----------------------------------------------------------------------------------------------
@@ -153,35 +145,39 @@ class ResponseWriter:
             events += self._event("response.content_part.added", self._place(block) | part)
         return events
 
+    def _complete_call(self, block: Block) -> bytes:
+        """Return all events of a call at once."""
+        return self._opened(block) + self._contents(block, self._grown(block, block.text)) + self._closed(block)
+
     def _closed(self, block: Block) -> bytes:
-        place, text = self._place(block), block.text
-        if block.kind is Kind.REASONING:
-            events = self._event("response.reasoning_text.done", place | {"content_index": 0, "text": text})
-        elif block.kind is Kind.TEXT:
-            said = place | {"content_index": 0, "text": text, "logprobs": []}
-            events = self._event("response.output_text.done", said)
-            part = place | {"content_index": 0, "part": _text_part(text)}
-            events += self._event("response.content_part.done", part)
-        elif self._is_custom(block):
-            given = custom_input(text)
-            events = self._event("response.custom_tool_call_input.delta", place | {"delta": given})
-            events += self._event("response.custom_tool_call_input.done", place | {"input": given})
-        else:
-            arguments = place | {"arguments": text, "name": self._known(block).name}
-            events = self._event("response.function_call_arguments.done", arguments)
         done = {"output_index": block.index, "item": self._item(block, _status(block))}
-        return events + self._event("response.output_item.done", done)
+        return self._contents(block, self._ended(block)) + self._event("response.output_item.done", done)
+
+    def _contents(self, block: Block, events: Events) -> bytes:
+        """Return events with the content of an item."""
+        place = self._place(block)
+        return b"".join(self._event(f"response.{name}", place | fields) for name, fields in events)
+
+    def _grown(self, block: Block, text: str) -> Events:
+        if block.kind is Kind.CALL:
+            return self._kind(block).grown(text)
+        delta = {"content_index": 0, "delta": text}
+        if block.kind is Kind.REASONING:
+            return [("reasoning_text.delta", delta)]
+        return [("output_text.delta", delta | {"logprobs": []})]
+
+    def _ended(self, block: Block) -> Events:
+        if block.kind is Kind.CALL:
+            return self._kind(block).ended(self._known(block), block.text)
+        content = {"content_index": 0, "text": block.text}
+        if block.kind is Kind.REASONING:
+            return [("reasoning_text.done", content)]
+        part = {"content_index": 0, "part": _text_part(block.text)}
+        return [("output_text.done", content | {"logprobs": []}), ("content_part.done", part)]
 
 
 def _status(block: Block) -> str:
     return "completed" if block.complete else "incomplete"
-
-
-def _grown(block: Block, text: str) -> dict[str, Any]:
-    if block.kind is Kind.CALL:
-        return {"delta": text}
-    delta = {"content_index": 0, "delta": text}
-    return delta if block.kind is Kind.REASONING else delta | {"logprobs": []}
 
 
 def _text_part(text: str) -> dict[str, Any]:

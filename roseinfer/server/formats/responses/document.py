@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from roseinfer.server.formats.request_document import AnswerModel, MeasuredSlo
+from roseinfer.server.formats.responses.client_arguments import LocalShellAction, PatchOperation, ShellAction
 
 EXAMPLE = (
     'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{...}}\n\n'
@@ -62,6 +63,38 @@ class CustomToolCall(AnswerModel):
     name: str
     namespace: str | None = None
     input: str
+
+
+class ShellEnvironment(AnswerModel):
+    type: Literal["local"]
+
+
+class ShellCall(AnswerModel):
+    type: Literal["shell_call"]
+    id: str
+    status: Status
+    call_id: str
+    action: ShellAction
+    environment: ShellEnvironment
+
+
+class LocalShellCall(AnswerModel):
+    type: Literal["local_shell_call"]
+    id: str
+    status: Status
+    call_id: str
+    action: LocalShellAction
+
+
+class ApplyPatchCall(AnswerModel):
+    type: Literal["apply_patch_call"]
+    id: str
+    status: Status
+    call_id: str
+    operation: PatchOperation
+
+
+Call = FunctionCall | CustomToolCall | ShellCall | LocalShellCall | ApplyPatchCall
 
 
 class InputDetails(AnswerModel):
@@ -137,7 +170,7 @@ class ResponseObject(AnswerModel):
     max_tool_calls: None
     metadata: dict[str, Any]
     model: str
-    output: list[OutputMessage | ReasoningItem | FunctionCall | CustomToolCall]
+    output: list[OutputMessage | ReasoningItem | Call]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ResponseReasoning

@@ -10,18 +10,18 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.server.formats.chat_builder import ChatBuilder, check_nesting, text_field, texts_of
-from roseinfer.server.formats.responses.tools import OfferedTools, custom_arguments
+from roseinfer.server.formats.responses.tool_kinds import ToolKind
+from roseinfer.server.formats.responses.tools import KINDS, OfferedTools
 from roseinfer.server.http.errors import ApiError, bad_request
 
 _USER_PARTS = {"input_text": "text"}
 _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal", "input_text": "text"}
 _REASONING_PARTS = {"reasoning_text": "text", "text": "text"}
 _SUMMARY_PARTS = {"summary_text": "text"}
-# Calls of tools that are no functions -> the field that holds what they were called with.
-_CALLS = {
-    "local_shell_call": "action",
-    "shell_call": "action",
-    "apply_patch_call": "operation",
+# Calls of tools that are offered to models here.
+_CALLS = {kind.item: kind for kind in KINDS.values()}
+# Calls of other servers' tools -> the field that holds what they were called with.
+_FOREIGN_CALLS = {
     "program": "code",
     "mcp_call": "arguments",
     "code_interpreter_call": "code",
@@ -88,10 +88,8 @@ class InputItems:
         kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, place)
-        elif kind == "function_call":
-            self._call(item, place, text_field(item, "arguments", place, "input"))
-        elif kind == "custom_tool_call":
-            self._call(item, place, custom_arguments(text_field(item, "input", place, "input")))
+        elif isinstance(kind, str) and kind in _CALLS:
+            self._call(_CALLS[kind], item, place)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             texts = texts_of(item.get("output"), _USER_PARTS, f"{place}.output", "input")
             self._chat.add_result(text_field(item, "call_id", place, "input"), texts)
@@ -108,8 +106,8 @@ class InputItems:
         if kind in _LEFT_OUT:
             self.warnings[f"input: items of type {kind!r} are left out"] = None
         elif kind in _RESULTS:
-            self._chat.add_result(_call_id(item, place), _result(item.get(_RESULTS[kind]), f"{place}.{_RESULTS[kind]}"))
-        elif kind in _CALLS:
+            self._chat.add_result(_call_id(item, place), _outcome(item, _RESULTS[kind], place))
+        elif kind in _FOREIGN_CALLS:
             self._foreign_call(kind, item, place)
         elif kind not in _WITH_TOOLS and kind != CONFIGURATION:
             raise _unsupported(kind, place)
@@ -134,14 +132,15 @@ class InputItems:
         elif item.get("encrypted_content"):
             self.warnings["input: encrypted reasoning is left out"] = None
 
-    def _call(self, item: dict[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
-        name, namespace = text_field(item, "name", place, "input"), item.get("namespace")
+    def _call(self, kind: ToolKind, item: dict[str, Any], place: str) -> None:
+        arguments = kind.arguments(item, place)
+        name, namespace = kind.name(item, place, "input"), item.get("namespace")
         offered = self._offered.name_of(name, namespace if isinstance(namespace, str) else None)
-        self._chat.add_call(text_field(item, "call_id", place, "input"), offered, arguments)
+        self._chat.add_call(kind.call_id(item, place), offered, arguments)
 
     def _foreign_call(self, kind: str, item: dict[str, Any], place: str) -> None:
         """Add a call of another server's tool as a call of a function."""
-        field = _CALLS[kind]
+        field = _FOREIGN_CALLS[kind]
         given = item.get(field)
         call_id, name = _call_id(item, place), item.get("name")
         name = name if isinstance(name, str) else kind.removesuffix("_call")
@@ -163,6 +162,15 @@ def _unsupported(kind: Any, place: str) -> ApiError:
 def _call_id(item: dict[str, Any], place: str) -> str:
     """Return the id of an item's call, which some items have as their own id."""
     return text_field(item, "call_id" if "call_id" in item else "id", place, "input")
+
+
+def _outcome(item: dict[str, Any], field: str, place: str) -> list[str]:
+    """Return the texts of a result. Its status is shown if it says more than the output."""
+    value, status = item.get(field), item.get("status")
+    if value is None and isinstance(status, str):
+        return [status]
+    texts = _result(value, f"{place}.{field}")
+    return [f"{status}\n{text}" for text in texts] if status == "failed" else texts
 
 
 def _result(value: Any, place: str) -> list[str]:

@@ -49,7 +49,9 @@ class ResponsesRequest(OneAnswerRequest):
     background: bool | None = Field(None, description="answer at once, run without the client; needs store")
     instructions: str | None = Field(None, description="a system message before the input")
     max_output_tokens: Count | None = Field(None, description="default: the rest of the context")
-    tools: Objects | None = Field(None, description="functions, custom tools, namespaces of both; others are left out")
+    tools: Objects | None = Field(
+        None, description="functions, custom tools, shells, namespaces, ...; others are left out"
+    )
     tool_choice: str | dict[str, Any] | None = Field(None, description="none, auto, required, a function, some tools")
     parallel_tool_calls: bool | None = Field(None, description="default true")
     text: TextOptions | None = None

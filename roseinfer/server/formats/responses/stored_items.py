@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from roseinfer.server.formats.responses.tools import KINDS
 from roseinfer.server.response_store.records import StoredResponse
 
 RESPONSE_PREFIX = "resp_"
@@ -10,10 +11,8 @@ RESPONSE_PREFIX = "resp_"
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
+    **{kind.item: kind.prefix for kind in KINDS.values()},
+    **{f"{kind.item}_output": f"{kind.prefix}o" for kind in KINDS.values()},
 }
 _OTHER_PREFIX = "item"
 

@@ -7,8 +7,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from roseinfer.core.outputs import FinishReason
+from roseinfer.server.formats.responses.custom_tools import CUSTOM, custom_input
 from roseinfer.server.formats.responses.format import ResponsesFormat
-from roseinfer.server.formats.responses.tools import CallName, custom_input
+from roseinfer.server.formats.responses.tool_kinds import CallName
 from roseinfer.server.http.errors import engine_failed
 from roseinfer.server.request.job import StreamChoices, Usage
 from roseinfer.text.output import Event, Reasoning, Text
@@ -167,7 +168,7 @@ def test_warnings_are_part_of_the_response() -> None:
 
 
 # --- tools with names of their own --------------------------------------------------------------------------------
-CALL_NAMES = {"agents.send": CallName("send", "agents"), "patch": CallName("patch", custom=True)}
+CALL_NAMES = {"agents.send": CallName("send", "agents"), "patch": CallName("patch", kind=CUSTOM)}
 CUSTOM = [*call(0, "patch", '{"input": "a', "\\n", 'b"}'), *call(1, "agents.send", "{}"), *call(2, "gone", "{}")]
 
 

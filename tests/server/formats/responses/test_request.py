@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from roseinfer.server.formats.responses.custom_tools import CUSTOM
 from roseinfer.server.formats.responses.request import ResponsesRequest, ResponsesTranslation
-from roseinfer.server.formats.responses.tools import CallName
+from roseinfer.server.formats.responses.tool_kinds import CallName
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.http.request_models import parse
 
@@ -387,7 +388,7 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     text = {"type": "string"}
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     assert function == {"name": "patch", "description": "Patch files.", "parameters": schema, "strict": True}
-    assert translated(tools=[PATCH]).call_names == {"patch": CallName("patch", custom=True)}
+    assert translated(tools=[PATCH]).call_names == {"patch": CallName("patch", kind=CUSTOM)}
 
 
 def test_the_grammar_of_a_custom_tool() -> None:
@@ -462,7 +463,7 @@ def test_calls_of_other_servers_tools_are_shown_as_functions() -> None:
         {"type": "file_search_call", "id": "c5", "queries": ["q"], "results": None},
     ]
     assert calls_of(*items) == [
-        ("local_shell", action),
+        ("local_shell", {"command": ["ls"], "env": {}}),
         ("shell", {"commands": ["ls"]}),
         ("ask", '{"a":1}'),
         ("code_interpreter", {"code": "1+1"}),
