@@ -64,18 +64,21 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     # By default the package retries silently.
     client = openai.OpenAI(base_url=args.base_url, api_key=args.api_key, max_retries=0)
-    model = client.models.list().data[0].id
     slo = {"ttft_ms": args.ttft_ms, "tpot_ms": args.tpot_ms}
 
     def show(text: str) -> None:
         print(text, end="", flush=True)
 
     try:
+        model = client.models.list().data[0].id
         report = with_patience(
             lambda: complete(client, model, args.prompt, slo, show), max(1, args.attempts), show, time.sleep
         )
     except openai.RateLimitError:
         print("gave up")
+        return 1
+    except openai.APIError as error:  # no server at that address, or it rejects the request for another reason
+        print(f"{args.base_url}: {error}")
         return 1
     if report is None:
         print("\n(the server reports no objectives)")

@@ -67,12 +67,15 @@ def main() -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", default="none")
     args = parser.parse_args()
-    with openai.OpenAI(base_url=args.base_url, api_key=args.api_key) as client:
-        model = client.models.list().data[0].id
-        print(parsed(client, model))
-        print(streamed(client, model))
-        for line in constrained(client, model):
-            print(line)
+    try:
+        with openai.OpenAI(base_url=args.base_url, api_key=args.api_key) as client:
+            model = client.models.list().data[0].id
+            print(parsed(client, model))
+            print(streamed(client, model))
+            for line in constrained(client, model):
+                print(line)
+    except openai.APIError as error:  # no server at that address, or it rejects the request
+        raise SystemExit(f"{args.base_url}: {error}") from None
 
 
 if __name__ == "__main__":

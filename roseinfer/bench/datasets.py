@@ -166,7 +166,7 @@ def _read(path: str | None) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"dataset_path: cannot read {path!r}: {error}") from None
+        raise ConfigError(f"dataset_path: cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _json(what: str, text: str) -> Any:

@@ -149,7 +149,9 @@ def _first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None) -> s
         raise kind(f"url: {config.url!r} answered {error.code}: {_error_message(error)}") from error
     except (OSError, ValueError, LookupError) as error:
         kind = _NotReadyError if isinstance(error, OSError) else ConfigError
-        message = f"url: cannot list the models of {config.url!r} ({error}); is it the address of a server?"
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = getattr(cause, "strerror", None) or cause
+        message = f"url: cannot list the models of {config.url!r}: {reason}; is it the address of a server?"
         raise kind(message) from error
 
 

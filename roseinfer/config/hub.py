@@ -13,7 +13,7 @@ from pathlib import Path
 from roseinfer.core.config.engine import PRICED, ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 from roseinfer.core.progress import stage
-from roseinfer.gguf.files import SUFFIX, is_first_part, part_names
+from roseinfer.gguf.files import SUFFIX, begins_as_gguf, is_first_part, part_names
 from roseinfer.text.tokenizer import Tokenizer
 
 EMBEDDED = "tiny"
@@ -110,7 +110,8 @@ def _local(name: str, gguf_file: str | None, weights: bool = True) -> Path | Non
             raise ModelNotFoundError(f"{name}: no such file{did_you_mean(name) or hint}")
         return path
     if path.is_file():
-        raise ModelNotFoundError(f"{name}: not a model (expected a folder, a {SUFFIX} file or a Hugging Face id)")
+        hint = f"; it is a GGUF file: link it under a name that ends in {SUFFIX}" if begins_as_gguf(path) else ""
+        raise ModelNotFoundError(f"{name}: not a model (expected a folder, a {SUFFIX} file or a Hugging Face id){hint}")
     if not may_be_id:
         raise ModelNotFoundError(f"{name}: no such folder{did_you_mean(name)}")
     return None

@@ -1,11 +1,12 @@
 """Models in GGUF: one file, or several parts of one."""
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
-from roseinfer.gguf.layout import MAX_PARTS
+from roseinfer.gguf.layout import MAGIC, MAX_PARTS
 from roseinfer.gguf.reader import GgufFile, TensorInfo, printable, read_file
 
 SUFFIX = ".gguf"
@@ -17,6 +18,13 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 def is_gguf(path: Path) -> bool:
     """Return True if this is a file with GGUF's suffix."""
     return path.suffix == SUFFIX and path.is_file()
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Return True if this file's first bytes are GGUF's, whatever its name."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def part_names(name: str) -> list[str]:

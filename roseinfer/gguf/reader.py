@@ -105,7 +105,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
     except OSError as error:
         raise UnsupportedModelError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # the file is empty
-        raise UnsupportedModelError(f"{path} is not a GGUF file: {error}") from error
+        raise UnsupportedModelError(f"{path}: this is not a GGUF file: it is empty") from error
 
 
 def _check_version(cursor: "_Cursor", data: mmap.mmap) -> None:
@@ -132,9 +132,10 @@ def _tensors(cursor: "_Cursor", count: int, metadata: dict[str, Value]) -> dict[
     found: dict[str, TensorInfo] = {}
     for name, shape, encoding, offset in listed:
         nbytes = prod(shape) // encoding.block * encoding.size
-        end = base + offset + nbytes
-        if end > cursor.size:
-            cursor.refuse(f"tensor {printable(name)} ends at byte {end:.6g} of {cursor.size}: the file is truncated")
+        if base + offset + nbytes > cursor.size:
+            cursor.refuse(
+                f"tensor {printable(name)} ends after the {cursor.size} bytes that are there: the file is truncated"
+            )
         if name in found:
             cursor.refuse(f"the file contains tensor {printable(name)} twice")
         found[name] = TensorInfo(cursor.path, shape, encoding, base + offset, nbytes)

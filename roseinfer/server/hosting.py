@@ -188,6 +188,13 @@ def configure_logging(config: ServerConfig) -> None:
     logging.getLogger("uvicorn.error").addFilter(_Quiet())
 
 
+# errno -> what to do, if it is not about --host.
+_LISTEN_HINTS = {
+    errno.EADDRINUSE: "; stop the other server, or choose another --port (0 = any free one)",
+    errno.EACCES: "; choose a --port of 1024 or above",
+}
+
+
 def listen(config: ServerConfig) -> socket.socket:
     """Return the listening socket. Raises `ConfigError` for an unusable address; log a warning if it is public."""
     if config.uds is not None:
@@ -202,12 +209,8 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         listener = socket.create_server((config.host, config.port), family=family, backlog=MAX_BACKLOG)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        hint = (
-            "; stop the other server, or choose another --port (0 = any free one)"
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "the name has no address"
+        hint = _LISTEN_HINTS.get(error.errno or 0, "; --host must be an address of this machine, such as 127.0.0.1")
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}{hint}") from error
     # Connections inherit it. Without it the body, written after the header, waits 40 ms for the client's delayed
     # acknowledgement.

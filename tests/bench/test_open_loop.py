@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -268,7 +269,14 @@ def test_an_interrupt_ends_the_load_and_says_nothing():
 @pytest.mark.parametrize("url", ["nowhere", "http://[::1", "ftp:/x"])
 def test_what_is_no_address(url, capsys):
     assert cli.main(["bench", "serve", "--url", url, "--num", "1"]) == 2
-    assert f"--url: cannot list the models of {url!r}" in capsys.readouterr().err
+    assert f"--url: cannot list the models of {url!r}: " in capsys.readouterr().err
+
+
+def test_no_server_at_the_address(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert cli.main(["bench", "serve", "--url", url, "--num", "1"]) == 2
+    assert f"models of {url!r}: Connection refused; is it the address of a server?" in capsys.readouterr().err
 
 
 def test_a_model_that_the_server_does_not_have(capsys):

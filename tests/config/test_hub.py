@@ -115,6 +115,13 @@ def test_a_file_that_is_no_model_is_not_looked_up(no_hub, tmp_path, monkeypatch)
         resolve_model("README.md")
 
 
+def test_a_gguf_file_without_its_suffix(no_hub, tmp_path):
+    """Ollama stores models under such names."""
+    (tmp_path / "sha256-1f").write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(ModelNotFoundError, match=r"it is a GGUF file: link it under a name that ends in \.gguf"):
+        resolve_model(str(tmp_path / "sha256-1f"))
+
+
 def test_downloads_only_what_is_needed(monkeypatch, tmp_path):
     stand_in = use(monkeypatch, Hub(tmp_path))
     assert resolve_model("org/model", revision="v1", download_dir="/downloads") == tmp_path

@@ -66,7 +66,7 @@ def test_metadata_and_tensor_positions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"", "not a GGUF file"),
+        (b"", "this is not a GGUF file: it is empty"),
         (b"PK\x03\x04" + bytes(40), "not a GGUF file"),
         (header(version=1), "version 1 of GGUF"),
         (header(version=3 << 24), "big-endian"),
@@ -89,6 +89,10 @@ def test_metadata_and_tensor_positions(tmp_path: Path) -> None:
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 33, 8, 0), r"\[33\], but Q8_0 has blocks of 32"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 0, 0, 0), r"is \[0\]"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 5), "not a multiple of 32"),
+        (
+            header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 9, 0, 0),
+            "tensor t ends after the 57 bytes that are there",
+        ),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 2**62, 0, 0), "the file is truncated"),
         (header(tensors=1) + text("t") + struct.pack("<IQQIQ", 2, 2**60, 2**60, 0, 0), "the file is truncated"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 2**63), "the file is truncated"),

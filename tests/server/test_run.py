@@ -14,6 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.server.hosting import listen
 from tests.server.live import PATIENCE_S, events
 
 BODY = {"prompt": "x", "max_tokens": 3}
@@ -221,3 +224,12 @@ def test_an_address_in_use(start: Callable[..., Process]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, err = start(port=taken.getsockname()[1]).end()
     assert code == 1 and err.startswith("ConfigError: cannot listen on 127.0.0.1 port") and "--port" in err
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_of_no_machine_or_another_one(host: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        listen(ServerConfig(host=host, port=0))
+    message = str(raised.value)
+    assert message.startswith(f"cannot listen on {host} port 0: ") and "Errno" not in message
+    assert message.endswith("; --host must be an address of this machine, such as 127.0.0.1")
