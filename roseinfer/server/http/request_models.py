@@ -1,5 +1,6 @@
 """Base of request bodies: parsing, error messages, and bounds that follow the server's options."""
 
+import json
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from roseinfer.server.http.limits import Limits
 
 MAX_LISTED_ERRORS = 10
 MAX_ERROR_CHARS = 300
+MAX_VALUE_CHARS = 32
+MAX_VALUE_BITS = 100  # of integers; Python refuses to write those of thousands of digits
 
 _limits: ContextVar[Limits | None] = ContextVar("_limits", default=None)
 
@@ -92,7 +95,7 @@ def unknown_fields(request: RequestModel) -> dict[str, Any]:
 
 
 def _as_bad_request(kind: type[RequestModel], error: ValidationError) -> ApiError:
-    details = _relevant(error.errors(include_url=False, include_input=False, include_context=False))
+    details = _relevant(error.errors(include_url=False, include_context=False))
     listed = list(dict.fromkeys(f"{_place(d['loc'])}: {_message(kind, d)}"[:MAX_ERROR_CHARS] for d in details))
     if len(listed) > MAX_LISTED_ERRORS:
         listed[MAX_LISTED_ERRORS:] = [f"and {len(listed) - MAX_LISTED_ERRORS} more"]
@@ -111,11 +114,23 @@ def _message(kind: type[RequestModel], detail: ErrorDetails) -> str:
     if detail["type"] in ("model_type", "dict_type"):
         return "Input should be a valid object"
     if detail["type"] != "extra_forbidden":
-        return detail["msg"]
+        return detail["msg"] + _got(detail)
     within = get_args(kind.model_fields[str(detail["loc"][0])].annotation)
     models = [each for each in within if isinstance(each, type) and issubclass(each, BaseModel)]
     known = [field.alias or name for model in models for name, field in model.model_fields.items()]
     return f"unknown field; the fields are {', '.join(known)}"
+
+
+def _got(detail: ErrorDetails) -> str:
+    """Return the end of a message that shows a wrong number or switch; empty for a text and whatever is long."""
+    value = detail["input"]
+    if isinstance(value, str) and detail["type"].startswith(("int_", "float_", "bool_")):
+        shown = repr(value)
+    elif isinstance(value, int | float) and not (isinstance(value, int) and value.bit_length() > MAX_VALUE_BITS):
+        shown = json.dumps(value)
+    else:
+        return ""
+    return f", got {shown}" if len(shown) <= MAX_VALUE_CHARS else ""
 
 
 # Names that pydantic gives to the branches of a union in the place of an error.
