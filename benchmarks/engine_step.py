@@ -16,7 +16,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import Prompt
-from roseinfer.core.runner import Capabilities
+from roseinfer.core.runner import Capabilities, KvSizes
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -60,7 +60,7 @@ def main() -> None:
     print(header("engine step", vars(args)))
 
     config = SchedulerConfig(max_num_seqs=args.running, max_num_batched_tokens=8192, scheduling_policy=args.policy)
-    kv = KvManager(args.running * 64, 16)
+    kv = KvManager(KvSizes(num_blocks=args.running * 64, block_size=16))
     scheduler = Scheduler(config, kv, make_policy(config), 8192, StepLimits.of(config, 8192))
     runner = NullRunner()
     core = EngineCore(scheduler, runner, MonotonicClock(), vocab_size=VOCAB)

@@ -16,6 +16,7 @@ from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
+from roseinfer.core.runner import KvSizes
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -75,7 +76,7 @@ def main() -> None:
         scheduling_policy=args.policy, max_num_seqs=2 * args.running, max_num_batched_tokens=8192, **own
     )
     policy = PerStep(make_policy(config, Estimates(cost=CostModel(machine.cost))))
-    kv = KvManager(4 * args.running * 64, 16, prefix_caching=False)
+    kv = KvManager(KvSizes(num_blocks=4 * args.running * 64, block_size=16, prefix_caching=False))
     clock = ManualClock()
     outputs = FixedLengthRunner()
     runner = PricedRunner(outputs, machine, clock)

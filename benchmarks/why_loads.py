@@ -62,7 +62,7 @@ LOADS = (
     _load("overload", 18.0, *PUBLISHED),
     _load("bursts", 9.0, *PUBLISHED, process=OnOff(6.0, 12.0)),
     _load("few seats", 6.0, READING, replace(READING, name="long", slo=Slo(8.0, 0.05)), max_num_seqs=24),
-    _load("few blocks", 7.0, READING, replace(READING, name="long", slo=Slo(8.0, 0.05)), num_kv_blocks=700),
+    _load("few blocks", 7.0, READING, replace(READING, name="long", slo=Slo(8.0, 0.05)), num_blocks=700),
     _load("small budget", 9.0, READING, replace(PATIENT, share=0.3), max_num_batched_tokens=128, max_num_seqs=100),
     _load("tenants", 18.0, *_shared(READING, large=8.0, small=1.0, other=1.0)),
     _load("tight paces", 9.0, replace(PUBLISHED[1], slo=Slo(3.0, 0.021), share=0.2), READING),

@@ -67,10 +67,10 @@ class Run:
 
     def __init__(self, load: Load, policy: str, arrivals: Sequence[Arrival]) -> None:
         config = scheduler_config(scheduling_policy=policy, **load.scheduler)
-        machine = replace(load.machine, num_kv_blocks=load.machine.num_kv_blocks + SPARE)
+        machine = replace(load.machine, num_blocks=load.machine.num_blocks + SPARE)
         self.engine = SimulatedEngine(config, machine)
         scheduler = self.engine.core.scheduler
-        scheduler.seating.reserve = int(load.machine.num_kv_blocks * 0.01)
+        scheduler.seating.reserve = int(load.machine.num_blocks * 0.01)
         scheduler.kv.open(HOARD)
         scheduler.kv.grow(HOARD, SPARE * machine.block_size)
         self.arrivals = arrivals

@@ -17,7 +17,7 @@ def start_as_text(info: EngineInfo) -> str:
     return (
         f"  started, seconds: {', '.join(seconds)}\n"
         f"  weights {info.facts.weights}, K/V {info.kv_cache}, "
-        f"{info.facts.num_blocks} blocks of {info.block_size} tokens"
+        f"{info.facts.num_blocks} blocks of {info.facts.block_size} tokens"
     )
 
 

@@ -152,7 +152,7 @@ def _machine(choices: Choices) -> Machine:
         cost=CostParams(**entry["cost"]),
         noise=of_load["noise"],
         max_model_len=entry["max_model_len"],
-        num_kv_blocks=entry["num_kv_blocks"],
+        num_blocks=entry["num_kv_blocks"],
         block_size=entry["block_size"],
         prefix_caching=False,
         stalls=PeriodicStalls(stalls["every_s"], stalls["lasts_s"]) if stalls["lasts_s"] else None,
@@ -165,12 +165,12 @@ def _fitted(machine: Machine, choices: Choices, arrivals: Sequence[Arrival]) -> 
     size = machine.block_size
     longest = max(len(arrival.prompt_ids) + arrival.output_len for arrival in arrivals)
     needed = ceil(1.02 * longest / size) + 2  # the scheduler keeps a hundredth free
-    blocks = max(round(choices.of_load["kv"] * machine.num_kv_blocks), needed)
+    blocks = max(round(choices.of_load["kv"] * machine.num_blocks), needed)
     slowdown = choices.of_load["slowdown"]
     if slowdown["factor"] != 1.0 and slowdown["at"]:
         at_s = slowdown["at"] * arrivals[-1].at_s
         machine = replace(machine, slowdown=((at_s, slowdown["factor"]),))
-    return replace(machine, num_kv_blocks=blocks, max_model_len=min(machine.max_model_len, (blocks - 1) * size))
+    return replace(machine, num_blocks=blocks, max_model_len=min(machine.max_model_len, (blocks - 1) * size))
 
 
 def _classes(

@@ -74,10 +74,9 @@ def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[CostSam
     """Run the sweep with the policy `fifo`, which starts every request that fits."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
     with LocalEngine(replace(engine, scheduler=scheduler)) as local:
-        info = local.info
-        bounds = EngineLimits(
-            info.facts.max_model_len, info.facts.num_blocks * info.block_size, info.max_num_seqs, info.facts.vocab_size
-        )
-        grid = config.grid(CPU_GRID if info.facts.device == "cpu" else GPU_GRID)
-        samples = CalibrationSweep(local.core, bounds, grid, engine.model.seed, info.facts.reads).run()
+        info, facts = local.info, local.info.facts
+        cache_tokens = facts.num_blocks * facts.block_size
+        bounds = EngineLimits(facts.max_model_len, cache_tokens, info.max_num_seqs, facts.vocab_size)
+        grid = config.grid(CPU_GRID if facts.device == "cpu" else GPU_GRID)
+        samples = CalibrationSweep(local.core, bounds, grid, engine.model.seed, facts.reads).run()
     return samples, info

@@ -78,9 +78,8 @@ def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:
     return not health.alive, health.final, health.heartbeat_age_s
 
 
-# Attributes of `EngineInfo` that engines share if one can continue requests of another.
-_SHARED = ("kv_cache", "block_size", "prefix_caching")
-_SHARED_FACTS = ("model_type", "vocab_size", "eos_token_ids", "dtype", "weights")
+# Facts that engines share if one can continue requests of another.
+_SHARED = ("model_type", "vocab_size", "eos_token_ids", "dtype", "weights", "block_size", "prefix_caching")
 
 
 def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
@@ -89,8 +88,8 @@ def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
     The folder of the same model may differ between hosts, so only the last part of its name counts.
     """
     pairs = [("model", _last_part(ours.model), _last_part(info.model))]
-    pairs += [(name, getattr(ours.facts, name), getattr(info.facts, name)) for name in _SHARED_FACTS]
-    pairs += [(name, getattr(ours, name), getattr(info, name)) for name in _SHARED]
+    pairs += [(name, getattr(ours.facts, name), getattr(info.facts, name)) for name in _SHARED]
+    pairs.append(("kv_cache", ours.kv_cache, info.kv_cache))
     for name, wanted, found in pairs:
         if wanted != found:
             return f"its {name} is {found}, but the other engines have {wanted}"

@@ -265,8 +265,8 @@ class RoutedEngine:
             seed=router.seed,
         )
         self.placer = placer
-        keyed = router.name in PREFIX_AWARE and info.prefix_caching
-        dispatcher = Dispatcher(self.endpoints, placer, self._requests, keyed=keyed, block_size=info.block_size)
+        keyed = router.name in PREFIX_AWARE and info.facts.prefix_caching
+        dispatcher = Dispatcher(self.endpoints, placer, self._requests, keyed=keyed, block_size=info.facts.block_size)
         dispatcher.observe(self._observer)
         return dispatcher
 

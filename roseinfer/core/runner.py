@@ -79,24 +79,41 @@ class StatePool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerFacts:
+class KvSizes:
+    """Blocks and slots that a scheduler may use.
+
+    `num_blocks`: KV blocks of the first group. `spare_from`: first of those that are used only if no other is free,
+    None = no such blocks. `num_host_blocks`: KV blocks in host memory, used if prefixes are cached; 0 = plans may not
+    have loads or stores. `num_host_slots`: slots for states in host memory, used beside such blocks; 0 = states have no
+    loads or stores. `windows`: the KV groups after the first, in the order of `StepPlan.groups`. `states`: the state
+    group of a model that has recurrent states.
+    """
+
+    num_blocks: int
+    block_size: int
+    prefix_caching: bool = True
+    spare_from: int | None = None
+    num_host_blocks: int = 0
+    num_host_slots: int = 0
+    windows: tuple[WindowPool, ...] = ()
+    states: StatePool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerFacts(KvSizes):
     """Facts found while building a runner. `model_type`: the architecture that config.json names.
 
     `dtype`: type of computations. `weights`: format of the weights of linear layers. `limits`: maximum size of a step.
-    `spare_from`: first of the KV blocks that are used only if no other is free, None = no such blocks.
     `default_sampling`: sampling fields set by generation_config.json. `startup_s`: seconds per start-up phase.
-    `num_host_blocks`: KV blocks in host memory; 0 = plans may not have loads or stores. `load_s`, `store_s`: seconds
-    per block, measured at the start. `experts`: routing of a model with experts, None without. `block_bytes`: size of a
-    KV block in either memory; 0 = unknown. `pooling`: set if the runner serves prompt-only requests and no others.
-    `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only. `windows`: the KV groups after the
-    first, in the order of `StepPlan.groups`. `states`: the state group of a model that has recurrent states.
-    `adapters`: slots for LoRA adapters; None = plans use none. `num_host_slots`: slots for states in host memory; 0 =
-    they have no loads or stores. `reads`: what rows read of their contexts.
+    `load_s`, `store_s`: seconds per block copied from and to host memory, measured at the start. `experts`: routing of
+    a model with experts, None without. `block_bytes`: size of a KV block in either memory; 0 = unknown. `pooling`: set
+    if the runner serves prompt-only requests and no others. `keeps_kv`: False if no K/V is kept, so that KV blocks
+    exist in plans only. `adapters`: slots for LoRA adapters; None = plans use none. `reads`: what rows read of their
+    contexts.
     """
 
     model_type: str
     max_model_len: int
-    num_blocks: int
     limits: StepLimits
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -105,18 +122,13 @@ class RunnerFacts:
     device: str
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]
-    spare_from: int | None = None
-    num_host_blocks: int = 0
     load_s: float = 0.0
     store_s: float = 0.0
     experts: ExpertChoice | None = None
     block_bytes: int = 0
     pooling: PoolingInfo | None = None
     keeps_kv: bool = True
-    windows: tuple[WindowPool, ...] = ()
-    states: StatePool | None = None
     adapters: AdapterPool | None = None
-    num_host_slots: int = 0
     reads: ContextReads = WHOLE_CONTEXT
 
     @property

@@ -77,20 +77,18 @@ class EngineInfo:
     """Description of an engine, fixed once it is up.
 
     `facts`: what building its runner found; their `startup_s` has the whole start as `engine`. `kv_cache`: format of K
-    and V. `seed`: seeds the requests that name none. `prefix_caching`: prompts share cached prefixes. `ranks`:
-    processes that share the model. `calibrated`: costs of its cost file; None without. `adapters`: LoRA adapters given
-    at the start; `Engine.adapters` has the present ones. `adapters_change`: clients may load and drop adapters.
-    `files`: another text for other files of the model, by their sizes and times; empty if unknown.
+    and V. `seed`: seeds the requests that name none. `ranks`: processes that share the model. `calibrated`: costs of
+    its cost file; None without. `adapters`: LoRA adapters given at the start; `Engine.adapters` has the present ones.
+    `adapters_change`: clients may load and drop adapters. `files`: another text for other files of the model, by their
+    sizes and times; empty if unknown.
     """
 
     model: str
     facts: RunnerFacts
-    block_size: int
     max_num_seqs: int
     kv_cache: str
     policy: PolicyTraits
     seed: int = 0
-    prefix_caching: bool = True
     ranks: int = 1
     calibrated: StepCost | None = None
     adapters: tuple[Adapter, ...] = ()

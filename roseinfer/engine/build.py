@@ -145,18 +145,7 @@ def _scheduler(
     publisher: KvEventsPublisher | None,
 ) -> Scheduler:
     config, facts = built.config, built.facts
-    kv = KvManager(
-        facts.num_blocks,
-        config.cache.block_size,
-        prefix_caching=config.cache.enable_prefix_caching,
-        spare_from=facts.spare_from,
-        num_host_blocks=facts.num_host_blocks,
-        num_host_slots=facts.num_host_slots,
-        events=None if publisher is None else publisher.events,
-        windows=facts.windows,
-        states=facts.states,
-        step_tokens=facts.limits.max_tokens,
-    )
+    kv = KvManager(facts, facts.limits.max_tokens, None if publisher is None else publisher.events)
     options = options_of(config.scheduler)
     estimates = Estimates.of(options, learnt, facts.experts, facts.reads)
     return Scheduler(
@@ -206,12 +195,10 @@ def _info(built: _EngineRunner, adapters: AdapterRegistry | None, files: str, st
     return EngineInfo(
         model=config.model.model,
         facts=replace(facts, startup_s={**facts.startup_s, "engine": startup_s}),
-        block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.seats,
         kv_cache=_kv_cache(config, facts),
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
-        prefix_caching=config.cache.enable_prefix_caching,
         ranks=config.model.tensor_parallel_size,
         calibrated=calibrated_cost(options_of(config.scheduler)),
         adapters=() if adapters is None else tuple(adapters.names.adapters.values()),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.plan import BlockCopy, HostCopy
-from roseinfer.core.runner import StatePool, WindowPool
+from roseinfer.core.runner import KvSizes, StatePool
 from roseinfer.kv.blocks import KEY_BYTES, BlockPool, Chain, Lookup, PrefixHit, PrefixIndex
 from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.group import AUDIT_PIECE_BLOCKS, BlockGroup, BlockTable, Growth
@@ -79,46 +79,31 @@ class KvManager:
     calls return None. Numbers of blocks, tables and hits are the first group's, if nothing else is said.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        prefix_caching: bool = True,
-        spare_from: int | None = None,
-        num_host_blocks: int = 0,
-        num_host_slots: int = 0,
-        events: KvEvents | None = None,
-        windows: Sequence[WindowPool] = (),
-        step_tokens: int = 0,
-        states: StatePool | None = None,
-    ) -> None:
-        """spare_from: blocks from there on are used only when no older block is free. num_host_blocks: blocks in host
-        memory; `host` is their `HostCache`, or None without them or a prefix cache. num_host_slots: slots
-        for states in host memory, used if both `host` and `states` are there. events: collects which blocks are
-        matchable. windows: pools of the window groups. step_tokens: most tokens of a row, if there are any. states:
-        pool of the state group.
+    def __init__(self, sizes: KvSizes, step_tokens: int = 0, events: KvEvents | None = None) -> None:
+        """step_tokens: most tokens of a row, needed if there are window groups. events: collects which blocks are
+        matchable.
         """
+        block_size, states = sizes.block_size, sizes.states
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
-        if windows and num_host_blocks:
+        if sizes.windows and sizes.num_host_blocks:
             raise ValueError("blocks in host memory hold the K/V of all layers, so there can be no window groups")
         self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.prefix_caching = prefix_caching
+        self.num_blocks = sizes.num_blocks
+        self.prefix_caching = sizes.prefix_caching
         listener = None if events is None else events.of(GPU)
-        self._first = BlockGroup(num_blocks, block_size, spare_from=spare_from, listener=listener)
-        self.windows = tuple(WindowGroup(pool, block_size, step_tokens) for pool in windows)
-        self.states = None if states is None else _state_group(states, block_size, prefix_caching)
+        self._first = BlockGroup(sizes.num_blocks, block_size, spare_from=sizes.spare_from, listener=listener)
+        self.windows = tuple(WindowGroup(pool, block_size, step_tokens) for pool in sizes.windows)
+        self.states = None if states is None else _state_group(states, block_size, sizes.prefix_caching)
         self._sequences: dict[str, SequenceKv] = {}
         self.host: HostCache | None = None
-        if num_host_blocks and prefix_caching:
+        if sizes.num_host_blocks and sizes.prefix_caching:
             listener = None if events is None else events.of(CPU)
-            index = PrefixIndex(num_host_blocks, block_size, listener)
-            self.host = HostCache(num_host_blocks, self.pool, self.index, index)
+            index = PrefixIndex(sizes.num_host_blocks, block_size, listener)
+            self.host = HostCache(sizes.num_host_blocks, self.pool, self.index, index)
         self.host_states: HostStates | None = None
-        if num_host_slots and self.host is not None and self.states is not None:
-            self.host_states = HostStates(num_host_slots, self.states, block_size)
+        if sizes.num_host_slots and self.host is not None and self.states is not None:
+            self.host_states = HostStates(sizes.num_host_slots, self.states, block_size)
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property

@@ -80,6 +80,8 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         model_type=_architecture(model),
         max_model_len=max_model_len,
         num_blocks=blocks,
+        block_size=config.cache.block_size,
+        prefix_caching=config.cache.enable_prefix_caching,
         limits=limits,
         vocab_size=vocabulary.size,
         eos_token_ids=eos_ids,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from roseinfer.core.clock import AdvancingClock
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
-from roseinfer.core.runner import PassThrough, Runner, StatePool, WindowPool
+from roseinfer.core.runner import KvSizes, PassThrough, Runner
 from roseinfer.priced.adapters import AdapterMachine
 from roseinfer.sched.cost.params import CostParams
 
@@ -24,13 +24,12 @@ class PeriodicStalls:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(KvSizes):
     """Costs of steps, and capacity. `noise`: a step takes 1 + |N(0, noise)| times its cost.
 
     `slowdown`: pairs (at_s, factor) in order; steps that begin from that time on take `factor` times as long.
     `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
-    drafts, by position; empty = no step verifies drafts. `windows`: pools of the KV groups after the first.
-    `states`: pool of the state group. `num_host_slots`: slots for states in host memory, whose copies cost nothing.
+    drafts, by position; empty = no step verifies drafts. Copies of states to and from host memory cost nothing.
     `adapters`: slots and sizes of LoRA adapters; None = there are none. `exposed_s`, `exposed_row_s`: work of the host
     for a step and for each of its rows, which takes time unless another step runs meanwhile.
     """
@@ -38,13 +37,8 @@ class Machine:
     cost: CostParams = field(default_factory=CostParams)
     noise: float = 0.0
     max_model_len: int = 4096
-    num_kv_blocks: int = 8192
-    num_host_blocks: int = 0
-    num_host_slots: int = 0
-    windows: tuple[WindowPool, ...] = ()
-    states: StatePool | None = None
-    block_size: int = 16
-    prefix_caching: bool = True
+    num_blocks: int = field(default=8192, kw_only=True)
+    block_size: int = field(default=16, kw_only=True)
     believed: CostParams | None = None
     stalls: PeriodicStalls | None = None
     slowdown: tuple[tuple[float, float], ...] = ()

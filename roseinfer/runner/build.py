@@ -128,6 +128,8 @@ def _facts(
         model_type=spec.architecture,
         max_model_len=sizes.max_model_len,
         num_blocks=sizes.blocks[0],
+        block_size=loaded.config.cache.block_size,
+        prefix_caching=loaded.config.cache.enable_prefix_caching,
         spare_from=spare_from(loaded.config.cache, sizes.max_model_len, model.device.type),
         limits=shape.limits,
         vocab_size=spec.vocab_size,

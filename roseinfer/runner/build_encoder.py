@@ -56,6 +56,8 @@ def build_encoder(config: EngineConfig, folder: Path, group: LiveGroup) -> tuple
         model_type=spec.architecture,
         max_model_len=context,
         num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        prefix_caching=config.cache.enable_prefix_caching,
         limits=limits,
         vocab_size=spec.vocab_size,
         eos_token_ids=(),

@@ -282,7 +282,7 @@ class CostConfig:
             cost=self.params,
             noise=self.noise,
             max_model_len=self.max_model_len,
-            num_kv_blocks=self.num_kv_blocks,
+            num_blocks=self.num_kv_blocks,
             num_host_blocks=self.num_host_blocks,
             windows=tuple([pool for pool, _ in self._windows()]),
             states=None if self.state_slots is None else StatePool(self.state_slots, 0),

@@ -155,16 +155,7 @@ class SimulatedEngine:
         limits = StepLimits.of(scheduler, machine.max_model_len, drafts)
         self._expected = FixedLengthRunner(machine.acceptance)
         self.runner = PricedRunner(self._expected, machine, self.clock, seed, limits=limits)
-        kv = KvManager(
-            machine.num_kv_blocks,
-            machine.block_size,
-            prefix_caching=machine.prefix_caching,
-            num_host_blocks=machine.num_host_blocks,
-            num_host_slots=machine.num_host_slots,
-            windows=machine.windows,
-            states=machine.states,
-            step_tokens=limits.max_tokens,
-        )
+        kv = KvManager(machine, limits.max_tokens)
         belief, options = machine.belief, options_of(scheduler)
         drafting = None
         if machine.acceptance:

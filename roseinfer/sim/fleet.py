@@ -94,7 +94,7 @@ class SimulatedFleet:
         self.now_s = 0.0
         self.calls: dict[str, FleetRequest] = {}  # live ones, by name
         self.slots = [SimulatedReplica(number) for number in range(plan.most)]
-        self.placer = Placer(plan.router, range(plan.most), blocks=machine.num_kv_blocks, seed=seed)
+        self.placer = Placer(plan.router, range(plan.most), blocks=machine.num_blocks, seed=seed)
         self._arrivals = arrivals
         self._lives = lifetimes(arrivals)
         self._scheduler = scheduler

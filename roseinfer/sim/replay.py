@@ -11,7 +11,15 @@ from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from roseinfer.core.recorder import read_lines
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
-from roseinfer.core.runner import WHOLE_CONTEXT, Capabilities, ContextReads, ExpertChoice, StatePool, WindowPool
+from roseinfer.core.runner import (
+    WHOLE_CONTEXT,
+    Capabilities,
+    ContextReads,
+    ExpertChoice,
+    KvSizes,
+    StatePool,
+    WindowPool,
+)
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -29,8 +37,8 @@ HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
 _NO_LOGPROBS = TokenLogprobs(0, 0.0, 1, ())
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedConfig(KvSizes):
     """Configuration of a recorded scheduler. `depth`: steps in flight. `experts`, `reads`: of its model.
 
     `load_s`, `store_s`: its initial seconds per block copied from and to host memory.
@@ -41,17 +49,10 @@ class RecordedConfig:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_model_len: int
-    num_blocks: int
-    block_size: int
-    prefix_caching: bool
-    num_host_blocks: int = 0
-    num_host_slots: int = 0
     slot_blocks: float = 0.0
     load_s: float = 0.0
     store_s: float = 0.0
     experts: ExpertChoice | None = None
-    windows: tuple[WindowPool, ...] = ()
-    states: StatePool | None = None
     reads: ContextReads = WHOLE_CONTEXT
 
 
@@ -304,16 +305,7 @@ def replay(
     scheduler = scheduler or setup.scheduler
     runner = RecordedRunner(recording, clock)
     limits = StepLimits.of(scheduler, setup.max_model_len)
-    kv = KvManager(
-        setup.num_blocks,
-        setup.block_size,
-        prefix_caching=setup.prefix_caching,
-        num_host_blocks=setup.num_host_blocks,
-        num_host_slots=setup.num_host_slots,
-        windows=setup.windows,
-        states=setup.states,
-        step_tokens=limits.max_tokens,
-    )
+    kv = KvManager(setup, limits.max_tokens)
     options = options_of(scheduler)
     estimates = estimates or Estimates.of(options, experts=setup.experts, reads=setup.reads)
     policy = make_policy(scheduler, estimates)

@@ -141,7 +141,7 @@ def _cost_config(table: TomlTable, given: Mapping[str, Any], cost_file: str | No
 def _over(machine: Machine, config: CostConfig, given: Mapping[str, Any], cost_file: str | None) -> Machine:
     """Return a setup's machine with the file's changes."""
     other = config.machine
-    names = {"enable_prefix_caching": "prefix_caching"}
+    names = {"enable_prefix_caching": "prefix_caching", "num_kv_blocks": "num_blocks"}
     changed: dict[str, Any] = {names.get(name, name): getattr(other, names.get(name, name)) for name in given}
     if cost_file:
         changed["cost"] = other.cost

@@ -12,10 +12,10 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.kv.manager import KvManager
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.engine_info import engine_info
+from tests.helpers.kv_managers import kv_manager
 
 
 class Watched(NullRunner):
@@ -30,7 +30,7 @@ class Watched(NullRunner):
 
 def make_core(depth: int, policy: str) -> tuple[EngineCore, Watched]:
     config = SchedulerConfig(max_num_seqs=40, max_num_batched_tokens=320, scheduling_policy=policy)
-    scheduler = Scheduler(config, KvManager(800, 16), make_policy(config), 256, StepLimits.of(config, 256))
+    scheduler = Scheduler(config, kv_manager(800, 16), make_policy(config), 256, StepLimits.of(config, 256))
     runner = Watched()
     return EngineCore(scheduler, runner, MonotonicClock(), depth=depth, vocab_size=VOCAB), runner
 

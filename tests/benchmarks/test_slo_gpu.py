@@ -38,7 +38,7 @@ def test_the_client_reads_the_classes(name: str, tmp_path: Path) -> None:
 def test_the_long_load_is_at_half_of_the_capacity() -> None:
     """On the machine of `roseinfer calibrate` (docs/how-to/calibrate.md), by the simulator's bound."""
     cost = CostParams(4.57e-3, 17.2e-6, 3.9e-9, 13.5e-6, 34e-9)
-    machine = Machine(cost, max_model_len=32768, num_kv_blocks=27000, prefix_caching=False)
+    machine = Machine(cost, max_model_len=32768, num_blocks=27000, prefix_caching=False)
     load, outputs = slo_gpu.LOADS["long"], Uniform(16, 512)
     classes = [
         TrafficClass(name, Uniform(own["in_min"], own["in_len"]), outputs, Slo(ttft_s, tpot_s, class_name=name), share)

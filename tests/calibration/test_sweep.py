@@ -16,13 +16,13 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import RecordingCore, engine_recorder
-from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.offline_fit import fit_cost
 from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.engine import FixedLengthRunner
+from tests.helpers.kv_managers import kv_manager
 
 TRUE = CostParams(step_s=4.4e-3, token_s=27e-6, pair_s=0.4e-9, row_s=12e-6, context_s=31e-9, chunk_context_s=40e-9)
 GRID = CalibrationGrid(rows=(1, 4, 16, 64), contexts=(32, 200, 1000), prompts=(16, 128, 600), repeats=2)
@@ -39,10 +39,10 @@ class Endless(FixedLengthRunner):
 def engine(
     noise: float = 0.0, *, overlap: bool = False, blocks: int = 8192
 ) -> tuple[EngineCore, EngineLimits, ManualClock]:
-    machine = Machine(TRUE, noise, max_model_len=2048, num_kv_blocks=blocks)
+    machine = Machine(TRUE, noise, max_model_len=2048, num_blocks=blocks)
     clock = ManualClock()
     config = SchedulerConfig(scheduling_policy="fifo", max_num_seqs=80, max_num_batched_tokens=512)
-    kv = KvManager(blocks, machine.block_size)
+    kv = kv_manager(blocks, machine.block_size)
     limits = StepLimits.of(config, machine.max_model_len)
     scheduler = Scheduler(config, kv, make_policy(config), machine.max_model_len, limits)
     core = EngineCore(

@@ -47,7 +47,7 @@ def test_embeddings_are_those_of_transformers(name: str, method: str, setting: s
     reference = make_encoder(ENCODERS[name])
     reference.save_pretrained(tmp_path)
     core, info = start(add_modules(tmp_path, {"pooling_mode": method}), **SETTINGS[setting])
-    assert info.facts.pooling.width == 32 and not info.prefix_caching and info.kv_cache == "none"
+    assert info.facts.pooling.width == 32 and not info.facts.prefix_caching and info.kv_cache == "none"
     pool = {"mean": lambda s: s.mean(0), "cls": lambda s: s[0], "lasttoken": lambda s: s[-1]}[method]
     for row, got in zip(ROWS, results(core, ROWS), strict=True):
         want = F.normalize(pool(reference_states(reference, row)), dim=0)

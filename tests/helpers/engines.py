@@ -14,7 +14,6 @@ from roseinfer.engine.adapters import AdapterRegistry
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guide import GuideFactory
 from roseinfer.engine.messages import Add
-from roseinfer.kv.manager import KvManager
 from roseinfer.sched.adapters import AdapterSlots
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -25,6 +24,7 @@ from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.drafters import every_draft_of
 from tests.helpers.fake_runner import FakeRunner
+from tests.helpers.kv_managers import kv_manager
 
 EOS = 3
 ALWAYS = OffloadCosts(CostModel(CostParams(token_s=1.0), fit=False), learns=False)
@@ -60,7 +60,7 @@ def make_core(
     context = max_model_len or num_blocks * block_size
     verifies = drafter is not None or drafting is not None
     limits = StepLimits.of(config, context, config.max_num_batched_tokens if verifies else 0)
-    kv = KvManager(
+    kv = kv_manager(
         num_blocks,
         block_size,
         prefix_caching=prefix_caching,

@@ -10,7 +10,6 @@ from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.grammar.library import GrammarTokens
-from roseinfer.kv.manager import KvManager
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.proposer import Proposal
 from roseinfer.sched.registry import entry_of, make_policy, scheduler_config
@@ -19,6 +18,7 @@ from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.drafters import every_draft_of
 from tests.helpers.engine_info import engine_info
 from tests.helpers.fake_runner import FakeRunner, Seat
+from tests.helpers.kv_managers import kv_manager
 
 BLOCKS, BLOCK_SIZE, CONTEXT = 512, 16, 4096
 # The prompt, special tokens included -> the answer.
@@ -83,7 +83,7 @@ def scripted_engine(
     if wrong_every is not None:
         drafting = every_draft_of(ScriptReader(runner, wrong_every))
     limits = StepLimits.of(config, CONTEXT, 0 if drafting is None else config.max_num_batched_tokens)
-    scheduler = Scheduler(config, KvManager(BLOCKS, BLOCK_SIZE), make_policy(config), CONTEXT, limits, drafting)
+    scheduler = Scheduler(config, kv_manager(BLOCKS, BLOCK_SIZE), make_policy(config), CONTEXT, limits, drafting)
     guides = GrammarGuideFactory(lambda: GrammarTokens.of(tokenizer, vocab_size, (eos,)), vocab_size)
     core = EngineCore(
         scheduler, runner, MonotonicClock(), depth=1, eos_ids=(eos,), vocab_size=vocab_size, guides=guides

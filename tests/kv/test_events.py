@@ -2,6 +2,7 @@
 
 from roseinfer.kv.events import GPU, BlockRemoved, BlockStored, KvEvents
 from roseinfer.kv.manager import KvManager
+from tests.helpers.kv_managers import kv_manager
 
 
 def compute(kv: KvManager, name: str, tokens: list[int], salt: str = "") -> None:
@@ -13,7 +14,7 @@ def compute(kv: KvManager, name: str, tokens: list[int], salt: str = "") -> None
 
 def test_full_blocks_are_told_with_what_they_follow():
     events = KvEvents()
-    kv = KvManager(4, 2, events=events)
+    kv = kv_manager(4, 2, events=events)
     compute(kv, "a", [1, 2, 3, 4, 5])
     first, second = events.take()
     assert isinstance(first, BlockStored) and isinstance(second, BlockStored)
@@ -26,7 +27,7 @@ def test_full_blocks_are_told_with_what_they_follow():
 
 def test_nothing_is_told_of_prompts_with_a_salt():
     events = KvEvents()
-    kv = KvManager(4, 2, num_host_blocks=4, events=events)
+    kv = kv_manager(4, 2, num_host_blocks=4, events=events)
     compute(kv, "a", [1, 2, 3, 4], salt="tenant")
     assert kv.host is not None
     copies = [copy for block in range(4) if (copy := kv.host.begin_store(block)) is not None]

@@ -2,12 +2,13 @@
 
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.manager import HostHit, KvManager
+from tests.helpers.kv_managers import kv_manager
 
 SIZE = 4
 
 
 def manager(blocks: int = 8, host: int = 8) -> tuple[KvManager, HostCache]:
-    kv = KvManager(blocks, SIZE, num_host_blocks=host)
+    kv = kv_manager(blocks, SIZE, num_host_blocks=host)
     assert kv.host is not None
     return kv, kv.host
 
@@ -42,8 +43,8 @@ def found(kv: KvManager, name: str, tokens: list[int]) -> tuple[int, int]:
 
 
 def test_without_host_blocks_or_a_prefix_cache_there_is_none() -> None:
-    assert KvManager(4, SIZE).host is None
-    assert KvManager(4, SIZE, prefix_caching=False, num_host_blocks=4).host is None
+    assert kv_manager(4, SIZE).host is None
+    assert kv_manager(4, SIZE, prefix_caching=False, num_host_blocks=4).host is None
 
 
 def test_full_blocks_are_kept_and_come_back() -> None:

@@ -11,6 +11,7 @@ from roseinfer.kv.host_states import HostStates
 from roseinfer.kv.manager import HostHit, KvManager
 from roseinfer.kv.states import StateGroup
 from tests.helpers.cases import examples
+from tests.helpers.kv_managers import kv_manager
 
 SIZE = 4
 TOKENS = list(range(100, 124))
@@ -18,7 +19,7 @@ TOKENS = list(range(100, 124))
 
 def manager(slots: int = 4, host_slots: int = 4, blocks: int = 40) -> tuple[KvManager, StateGroup, HostStates]:
     pool = StatePool(slots, 100)
-    kv = KvManager(blocks, SIZE, num_host_blocks=40, states=pool, num_host_slots=host_slots)
+    kv = kv_manager(blocks, SIZE, num_host_blocks=40, states=pool, num_host_slots=host_slots)
     assert kv.states is not None and kv.host_states is not None
     return kv, kv.states, kv.host_states
 
@@ -65,8 +66,8 @@ def stored_and_overwritten() -> tuple[KvManager, StateGroup, HostStates]:
 
 
 def test_host_slots_need_states_and_a_prefix_cache() -> None:
-    assert KvManager(8, SIZE, num_host_blocks=8, num_host_slots=8).host_states is None
-    assert KvManager(8, SIZE, states=StatePool(4, 1), num_host_slots=8).host_states is None
+    assert kv_manager(8, SIZE, num_host_blocks=8, num_host_slots=8).host_states is None
+    assert kv_manager(8, SIZE, states=StatePool(4, 1), num_host_slots=8).host_states is None
 
 
 def test_a_stored_snapshot_continues_a_prefix_after_its_load() -> None:

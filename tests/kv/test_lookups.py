@@ -8,6 +8,7 @@ from roseinfer.kv import blocks
 from roseinfer.kv.blocks import Chain, IndexEntry
 from roseinfer.kv.manager import KvManager
 from tests.helpers.engines import add, gather, make_core
+from tests.helpers.kv_managers import kv_manager
 
 BLOCK, SHARED, WAITING = 16, 8192, 64
 
@@ -67,7 +68,7 @@ def test_uncached_of_many_that_wait_is_a_comparison_each(counts: Counts) -> None
 
 
 def manager(blocks: int = 16) -> KvManager:
-    kv = KvManager(blocks, 4)
+    kv = kv_manager(blocks, 4)
     for name in ("a", "b", "w"):
         kv.open(name)
     return kv

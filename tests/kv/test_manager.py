@@ -5,6 +5,7 @@ import pytest
 from roseinfer.core.plan import BlockCopy
 from roseinfer.kv import blocks
 from roseinfer.kv.manager import KvManager
+from tests.helpers.kv_managers import kv_manager
 
 TOKENS = [4, 8, 15, 16, 23, 42]  # one and a half blocks of 4
 
@@ -21,7 +22,7 @@ def computed(kv: KvManager, name: str, tokens: list[int], prompt_len: int | None
 
 
 def test_full_blocks_and_an_exact_tail_match() -> None:
-    kv = KvManager(8, 4)
+    kv = kv_manager(8, 4)
     computed(kv, "a", TOKENS)
     kv.open("b")
     assert kv.match("b", TOKENS).tokens == 6
@@ -36,7 +37,7 @@ def test_full_blocks_and_an_exact_tail_match() -> None:
 
 
 def test_two_sharers_of_a_cached_tail_each_get_their_own_block() -> None:
-    kv = KvManager(8, 4)
+    kv = kv_manager(8, 4)
     computed(kv, "a", TOKENS)
     tail = kv.table("a")[-1]
     kv.close("a")
@@ -58,7 +59,7 @@ def test_two_sharers_of_a_cached_tail_each_get_their_own_block() -> None:
 
 
 def test_the_writer_appends_in_place_while_others_borrow() -> None:
-    kv = KvManager(8, 4)
+    kv = kv_manager(8, 4)
     computed(kv, "a", TOKENS)
     kv.open("b")
     kv.attach("b", kv.match("b", TOKENS))
@@ -71,7 +72,7 @@ def test_the_writer_appends_in_place_while_others_borrow() -> None:
 
 
 def test_a_copy_source_is_kept_until_the_step_is_complete() -> None:
-    kv = KvManager(3, 4)
+    kv = kv_manager(3, 4)
     computed(kv, "a", TOKENS)
     kv.open("b")
     kv.attach("b", kv.match("b", TOKENS))
@@ -84,7 +85,7 @@ def test_a_copy_source_is_kept_until_the_step_is_complete() -> None:
 
 
 def test_the_last_reader_takes_a_tail_over_when_no_block_is_left() -> None:
-    kv = KvManager(2, 4)
+    kv = kv_manager(2, 4)
     computed(kv, "a", [*TOKENS, 1, 2], prompt_len=6)  # the tail block holds a partial and a full entry
     kv.close("a")
     kv.open("b")
@@ -99,7 +100,7 @@ def test_the_last_reader_takes_a_tail_over_when_no_block_is_left() -> None:
 
 
 def test_growing_without_room_changes_nothing() -> None:
-    kv = KvManager(3, 4)
+    kv = kv_manager(3, 4)
     kv.open("a")
     kv.grow("a", 8)
     kv.open("b")
@@ -110,7 +111,7 @@ def test_growing_without_room_changes_nothing() -> None:
 
 
 def test_undo_restores_a_borrowed_tail() -> None:
-    kv = KvManager(6, 4)
+    kv = kv_manager(6, 4)
     computed(kv, "a", TOKENS)
     kv.open("b")
     kv.attach("b", kv.match("b", TOKENS))
@@ -123,7 +124,7 @@ def test_undo_restores_a_borrowed_tail() -> None:
 
 
 def test_salts_do_not_share() -> None:
-    kv = KvManager(8, 4)
+    kv = kv_manager(8, 4)
     computed(kv, "a", TOKENS, salt="tenant one")
     kv.open("b", "tenant two")
     assert kv.match("b", TOKENS).tokens == 0
@@ -133,7 +134,7 @@ def test_salts_do_not_share() -> None:
 
 def test_colliding_digests_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "sha256", lambda data: b"the same")
-    kv = KvManager(8, 4)
+    kv = kv_manager(8, 4)
     computed(kv, "a", TOKENS[:4])
     kv.open("b")
     assert kv.match("b", [1, 2, 3, 4, 5, 6]).tokens == 0
@@ -142,7 +143,7 @@ def test_colliding_digests_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_reused_blocks_stop_matching_and_a_chain_loses_its_tail_first() -> None:
-    kv = KvManager(4, 4)
+    kv = kv_manager(4, 4)
     tokens = list(range(12))
     computed(kv, "a", tokens)
     kv.close("a")
@@ -154,4 +155,4 @@ def test_reused_blocks_stop_matching_and_a_chain_loses_its_tail_first() -> None:
 @pytest.mark.parametrize("block_size", [0, 3, 512])
 def test_block_size_must_be_a_power_of_two(block_size: int) -> None:
     with pytest.raises(ValueError, match="block_size"):
-        KvManager(4, block_size)
+        kv_manager(4, block_size)

@@ -2,6 +2,7 @@
 
 from roseinfer.core.runner import WindowPool
 from roseinfer.kv.manager import KvManager
+from tests.helpers.kv_managers import kv_manager
 
 SIZE, WINDOW, STEP = 4, 8, 60
 
@@ -17,7 +18,7 @@ def compute(kv: KvManager, name: str, tokens: list[int], prompt_len: int) -> int
 
 
 def test_a_prompt_whose_last_block_left_the_window_does_not_become_a_prefix_again() -> None:
-    kv = KvManager(100, SIZE, windows=(WindowPool(WINDOW, 20),), step_tokens=STEP)
+    kv = kv_manager(100, SIZE, windows=(WindowPool(WINDOW, 20),), step_tokens=STEP)
     known, prompt_len = list(range(100, 160)), 3
     compute(kv, "a", known, prompt_len)
     kv.release("a")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.kv.group import Growth
-from roseinfer.kv.manager import KvManager
 from tests.helpers.cases import examples
+from tests.helpers.kv_managers import kv_manager
 
 
 class Driver:
@@ -15,7 +15,7 @@ class Driver:
 
     def __init__(self, rng: random.Random, num_blocks: int, block_size: int) -> None:
         self.rng = rng
-        self.kv = KvManager(num_blocks, block_size, spare_from=num_blocks // 2)
+        self.kv = kv_manager(num_blocks, block_size, spare_from=num_blocks // 2)
         self.tokens: dict[str, list[int]] = {}
         self.prompt: dict[str, int] = {}
         self.done: dict[str, int] = {}

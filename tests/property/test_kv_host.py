@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from roseinfer.core.plan import HostCopy
 from roseinfer.kv.blocks import PrefixHit
 from roseinfer.kv.events import KvEvents
-from roseinfer.kv.manager import HostHit, KvManager
+from roseinfer.kv.manager import HostHit
 from tests.helpers.cases import examples
+from tests.helpers.kv_managers import kv_manager
 
 Content = tuple[int, ...] | None
 
@@ -24,7 +25,7 @@ class Driver:
         self, rng: random.Random, num_blocks: int, num_host: int, block_size: int, events: KvEvents | None = None
     ) -> None:
         self.rng, self.size = rng, block_size
-        self.kv = KvManager(num_blocks, block_size, num_host_blocks=num_host, events=events)
+        self.kv = kv_manager(num_blocks, block_size, num_host_blocks=num_host, events=events)
         assert self.kv.host is not None
         self.host = self.kv.host
         self.device_holds: list[Content] = [None] * num_blocks

@@ -12,7 +12,6 @@ import pytest
 from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.request import Prompt, Request
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -24,6 +23,7 @@ from roseinfer.sched.drafting.proposer import Proposal
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import NO_LIMITS, DraftRoom
+from tests.helpers.kv_managers import kv_manager
 
 COSTS = DraftCost(0.5e-3, 40e-6, 10e-6, 20e-6, 0.0, head_step_s=0.22e-3, head_draft_s=2e-6)
 GPU = CostParams(step_s=4e-3, token_s=17e-6, row_s=20e-6, context_s=20e-9, drafts=COSTS)
@@ -61,7 +61,7 @@ class Loop:
         return self
 
     def _step(self, rights: Sequence[float], room: DraftRoom) -> None:
-        builder = PlanBuilder(len(self.asked), 8192, KvManager(1, 16))
+        builder = PlanBuilder(len(self.asked), 8192, kv_manager(1, 16))
         for request in self.requests:
             request.planned = 100
             builder.add_next_token(request)
@@ -139,7 +139,7 @@ def test_no_more_is_asked_for_than_the_policy_leaves_time_for() -> None:
 
 def test_limits_hold() -> None:
     loop = Loop(GPU, 8).run(100, [0.95] * 8)
-    builder = PlanBuilder(1000, 8192, KvManager(1, 16))
+    builder = PlanBuilder(1000, 8192, kv_manager(1, 16))
     for request in loop.requests:
         request.planned = 100
         builder.add_next_token(request)

@@ -10,7 +10,6 @@ import pytest
 from roseinfer.core.plan import Row, StepPlan
 from roseinfer.core.request import Prompt, Request
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.drafts import DraftCost, features
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -29,6 +28,7 @@ from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import NO_LIMITS, DraftRoom
 from tests.helpers.drafters import proposal
 from tests.helpers.engines import add, make_core, run_dry, submitted
+from tests.helpers.kv_managers import kv_manager
 
 GPU = CostParams(
     step_s=4e-3, token_s=17e-6, row_s=13e-6, context_s=30e-9, drafts=DraftCost(0.2e-3, 60e-6, 8e-6, 17e-6, 1e-9)
@@ -65,7 +65,7 @@ class Step:
 
     def choose(self, room: DraftRoom = NO_LIMITS, limit: int = 10_000, *, guessed: bool = True) -> list[int] | None:
         """The drafts of each request in the next step; None if nothing was to be proposed. `guessed`: something was."""
-        builder = PlanBuilder(self.number, 8192, KvManager(1, 16))
+        builder = PlanBuilder(self.number, 8192, kv_manager(1, 16))
         self.number += 1
         for request in self.requests:
             request.planned = 100

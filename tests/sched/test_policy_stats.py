@@ -13,7 +13,6 @@ from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -25,6 +24,7 @@ from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.engine import END, FixedLengthRunner
+from tests.helpers.kv_managers import kv_manager
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request, 10 us a context token.
@@ -182,7 +182,7 @@ def engine(policy: str, depth: int = 1) -> tuple[EngineCore, FixedLengthRunner]:
     outputs = FixedLengthRunner()
     config = SchedulerConfig(scheduling_policy=policy, max_num_seqs=8, max_num_batched_tokens=64)
     made = make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths()))
-    scheduler = Scheduler(config, KvManager(256, 16, prefix_caching=False), made, 1024, StepLimits.of(config, 1024))
+    scheduler = Scheduler(config, kv_manager(256, 16, prefix_caching=False), made, 1024, StepLimits.of(config, 1024))
     runner = PricedRunner(outputs, Machine(COST), clock)
     return EngineCore(scheduler, runner, clock, depth=depth, eos_ids=(END,), vocab_size=10), outputs
 

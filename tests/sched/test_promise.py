@@ -13,7 +13,6 @@ from roseinfer.core.slo import Slo
 from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -22,6 +21,7 @@ from roseinfer.sched.lengths.estimators import EcdfLengths, OracleLengths, make_
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.engine import END, FixedLengthRunner
+from tests.helpers.kv_managers import kv_manager
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request, 10 us a context token.
 COST = CostParams(step_s=0.010, token_s=0.001, pair_s=0.0, row_s=0.001, context_s=1e-5)
@@ -32,12 +32,12 @@ class Engine:
 
     def __init__(self, policy: str = "slack", blocks: int = 1000) -> None:
         config = scheduler_config(scheduling_policy=policy, max_num_seqs=4, max_num_batched_tokens=64)
-        machine = Machine(COST, max_model_len=2000, num_kv_blocks=blocks)
+        machine = Machine(COST, max_model_len=2000, num_blocks=blocks)
         self.clock = ManualClock()
         self.outputs = FixedLengthRunner()
         limits = StepLimits.of(config, machine.max_model_len)
         made = make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths()))
-        self.scheduler = Scheduler(config, KvManager(blocks, 16), made, machine.max_model_len, limits)
+        self.scheduler = Scheduler(config, kv_manager(blocks, 16), made, machine.max_model_len, limits)
         self.core = EngineCore(
             self.scheduler,
             PricedRunner(self.outputs, machine, self.clock, limits=limits),

@@ -37,7 +37,7 @@ def run(
     while (at_s := at_s + rng.expovariate(rate)) < seconds:
         slo = rng.choice(slos)
         arrivals.append(Arrival(at_s, [5] * rng.randint(32, 1024), rng.randint(16, 512), slo))
-    machine = Machine(PLAIN, num_kv_blocks=20_000, prefix_caching=False, adapters=lora.machine)
+    machine = Machine(PLAIN, num_blocks=20_000, prefix_caching=False, adapters=lora.machine)
     config = scheduler_config(scheduling_policy=policy, max_num_seqs=512, max_num_batched_tokens=2048, overlap=overlap)
     return simulate(lora.name(arrivals, 0), config, machine, estimates=Estimates(cost=CostModel(PLAIN)))
 
@@ -116,7 +116,7 @@ def test_a_router_prefers_engines_with_the_adapter() -> None:
     lora = SimulatedAdapterConfig(adapters=12, adapter_zipf=0.5, lora_slots=6)
     rng = random.Random(0)
     arrivals = [Arrival(0.04 * number, [5] * 100, rng.randint(16, 256), Slo(0.5, 0.011)) for number in range(90)]
-    machine = Machine(PLAIN, num_kv_blocks=20_000, prefix_caching=False, adapters=lora.machine)
+    machine = Machine(PLAIN, num_blocks=20_000, prefix_caching=False, adapters=lora.machine)
     config, knowledge, good = scheduler_config(max_num_seqs=64), EstimatesFactory(machine, "none"), {}
     for router in ("pace", "round-robin"):
         fleet = simulate_fleet(lora.name(arrivals, 0), config, machine, FleetPlan(2, router), knowledge, 0)

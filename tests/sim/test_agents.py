@@ -44,7 +44,7 @@ def turns(agents: int, *, reasoning: bool) -> tuple[list[Arrival], int]:
 def test_turns_find_what_earlier_ones_have_computed(windows: tuple[WindowPool, ...], reasoning: bool) -> None:
     """The pools of windows are small: a prompt has 1,270 blocks, and three agents take turns."""
     arrivals, repeated = turns(3, reasoning=reasoning)
-    machine = Machine(COST, max_model_len=32_768, num_kv_blocks=6000, windows=windows)
+    machine = Machine(COST, max_model_len=32_768, num_blocks=6000, windows=windows)
     found = simulate(arrivals, scheduler_config(max_num_seqs=8, max_num_batched_tokens=2048), machine)
     assert all(life.served for life in found.lifetimes)
     assert found.stats.prefix_hits / repeated > 0.98
@@ -56,7 +56,7 @@ def test_agents_find_their_prefixes_while_other_requests_take_all_slots(reasonin
     agents, repeated = turns(3, reasoning=reasoning)
     rng = random.Random(5)
     chats = [Arrival(max(0.0, 0.8 * n - 50), [rng.randrange(3, 900) for _ in range(100)], 250) for n in range(500)]
-    machine = Machine(replace(COST, step_s=0.12), max_model_len=32_768, num_kv_blocks=12_000, states=StatePool(48, 0))
+    machine = Machine(replace(COST, step_s=0.12), max_model_len=32_768, num_blocks=12_000, states=StatePool(48, 0))
     config = scheduler_config(max_num_seqs=256, max_num_batched_tokens=2048)
     found = simulate(sorted(agents + chats, key=lambda arrival: arrival.at_s), config, machine)
     assert all(life.served for life in found.lifetimes)

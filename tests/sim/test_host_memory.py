@@ -28,7 +28,7 @@ def turns(seed: int, gap_s: float) -> list[Arrival]:
 
 
 def run(arrivals: list[Arrival], policy: str, host_blocks: int, cost: CostParams = COST) -> SimulationResult:
-    machine = Machine(cost, max_model_len=8192, num_kv_blocks=600, num_host_blocks=host_blocks)
+    machine = Machine(cost, max_model_len=8192, num_blocks=600, num_host_blocks=host_blocks)
     options = {"scheduling_policy": policy, "max_num_seqs": 32, "overlap": True}
     return simulate(arrivals, scheduler_config(**options), machine)
 

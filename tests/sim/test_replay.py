@@ -16,7 +16,6 @@ from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import RecordingCore, engine_recorder
-from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
@@ -31,6 +30,7 @@ from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import VOCAB_COUNT as VOCAB
 from roseinfer.sim.workload import poisson
 from tests.helpers.cases import each_value
+from tests.helpers.kv_managers import kv_manager
 
 pytestmark = pytest.mark.long
 
@@ -62,8 +62,8 @@ def record(
     plans: list[StepPlan] = []
     submit = priced.submit
     priced.submit = lambda plan: plans.append(plan) or submit(plan)
-    kv = KvManager(
-        machine.num_kv_blocks,
+    kv = kv_manager(
+        machine.num_blocks,
         machine.block_size,
         prefix_caching=machine.prefix_caching,
         num_host_blocks=machine.num_host_blocks,
@@ -119,7 +119,7 @@ def test_a_replay_makes_the_same_plans(tmp_path: Path, policy: str, overlap: boo
 
 def test_a_replay_loads_and_stores_the_same(tmp_path: Path) -> None:
     scheduler = SchedulerConfig(scheduling_policy="slack", overlap=True, max_num_seqs=16)
-    machine = replace(MACHINE, prefix_caching=True, num_kv_blocks=300, num_host_blocks=2000)
+    machine = replace(MACHINE, prefix_caching=True, num_blocks=300, num_host_blocks=2000)
     file = tmp_path / "run.jsonl"
     plans = record(file, scheduler, machine, rate=1.0, kinds=12, requests=60, longest=60)
     recording = read_recording(str(file))

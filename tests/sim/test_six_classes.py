@@ -38,7 +38,7 @@ def good_share(
         slo = Slo(*rng.choice(TTFT_TPOT_S))
         arrivals.append(Arrival(at_s, [5] * rng.randint(32, 1024), rng.randint(16, 512), slo))
     shares = (acceptance,) * 4 if acceptance else ()
-    machine = Machine(cost, num_kv_blocks=20_000, prefix_caching=False, acceptance=shares)
+    machine = Machine(cost, num_blocks=20_000, prefix_caching=False, acceptance=shares)
     config = scheduler_config(max_num_seqs=512, max_num_batched_tokens=2048)
     estimates = Estimates(cost=CostModel() if known is None else CostModel(known))
     return fmean(life.good for life in simulate(arrivals, config, machine, estimates=estimates).lifetimes)

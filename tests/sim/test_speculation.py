@@ -19,7 +19,7 @@ from tests.helpers.cases import cases, each_value
 GPU = CostParams(
     step_s=4e-3, token_s=17e-6, row_s=13e-6, context_s=30e-9, drafts=DraftCost(0.2e-3, 60e-6, 8e-6, 17e-6, 1e-9)
 )
-MACHINE = Machine(cost=GPU, num_kv_blocks=20_000, prefix_caching=False)
+MACHINE = Machine(cost=GPU, num_blocks=20_000, prefix_caching=False)
 
 
 def run(acceptance: tuple[float, ...], count: int, length: int = 300, policy: str = "slack") -> SimulationResult:

@@ -22,7 +22,7 @@ from tests.sim.test_host_memory import COST, turns
 
 def run(policy: str, slots: int | None) -> SimulationResult:
     states = None if slots is None else StatePool(slots, 0)
-    machine = Machine(COST, max_model_len=8192, num_kv_blocks=2000, states=states)
+    machine = Machine(COST, max_model_len=8192, num_blocks=2000, states=states)
     options = {"scheduling_policy": policy, "max_num_seqs": 32, "overlap": True, "max_num_batched_tokens": 512}
     return simulate(turns(3, 0.2), scheduler_config(**options), machine)
 
@@ -75,7 +75,7 @@ def short_of_slots(rest: int) -> list[Arrival]:
 
 
 def simulated(policy: str, arrivals: list[Arrival]) -> SimulationResult:
-    machine = Machine(COST, max_model_len=4096, num_kv_blocks=4000, states=StatePool(4, 0))
+    machine = Machine(COST, max_model_len=4096, num_blocks=4000, states=StatePool(4, 0))
     return simulate(arrivals, scheduler_config(scheduling_policy=policy, max_num_batched_tokens=512), machine)
 
 
@@ -114,7 +114,7 @@ def test_turns_come_back_from_states_in_host_memory() -> None:
         machine = Machine(
             COST,
             max_model_len=8192,
-            num_kv_blocks=2000,
+            num_blocks=2000,
             num_host_blocks=2000,
             states=StatePool(8, 0),
             num_host_slots=host_slots,

@@ -176,7 +176,7 @@ def test_a_policy_that_predicts_nothing_has_no_error() -> None:
 
 
 def test_the_peak_of_the_cache_in_use() -> None:
-    machine = Machine(num_kv_blocks=8, block_size=16, max_model_len=64, prefix_caching=False)
+    machine = Machine(num_blocks=8, block_size=16, max_model_len=64, prefix_caching=False)
     arrivals = [Arrival(0.0, [1] * 16, 40), Arrival(0.0, [1] * 16, 10)]
     assert simulate(arrivals, SchedulerConfig(), machine).kv_peak == 0.5  # 4 blocks, the short one has left
     assert simulate(arrivals[:1] * 2, SchedulerConfig(), machine).kv_peak == 1.0

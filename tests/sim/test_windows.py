@@ -17,7 +17,7 @@ from tests.sim.test_host_memory import COST, turns
 
 
 def run(policy: str, windows: tuple[WindowPool, ...], num_kv_blocks: int = 600) -> SimulationResult:
-    machine = Machine(COST, max_model_len=8192, num_kv_blocks=num_kv_blocks, windows=windows)
+    machine = Machine(COST, max_model_len=8192, num_blocks=num_kv_blocks, windows=windows)
     options = {"scheduling_policy": policy, "max_num_seqs": 32, "overlap": True, "max_num_batched_tokens": 512}
     return simulate(turns(3, 0.2), scheduler_config(**options), machine)
 
@@ -70,7 +70,7 @@ def growing(seed: int) -> list[Arrival]:
 
 def test_slack_starts_no_more_than_a_window_group_can_hold_at_the_end() -> None:
     """The first pool could hold all of them."""
-    machine = Machine(COST, max_model_len=8192, num_kv_blocks=6000, windows=(WindowPool(256, 350),))
+    machine = Machine(COST, max_model_len=8192, num_blocks=6000, windows=(WindowPool(256, 350),))
     preemptions = {}
     for policy in ("fifo", "slack"):
         options = {"scheduling_policy": policy, "max_num_seqs": 64, "max_num_batched_tokens": 256}

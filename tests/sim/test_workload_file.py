@@ -102,7 +102,7 @@ def test_all_that_a_file_may_say(tmp_path: Path) -> None:
     assert machine.cost.values() == pytest.approx((0.010, 50e-6, 2e-9, 60e-6, 30e-9, 40e-9))
     assert (machine.noise, machine.stalls) == (0.1, PeriodicStalls(20, 1.5))
     assert machine.slowdown == ((30.0, 1.5), (60.0, 1.0))
-    assert (machine.max_model_len, machine.num_kv_blocks, machine.block_size) == (9000, 700, 32)
+    assert (machine.max_model_len, machine.num_blocks, machine.block_size) == (9000, 700, 32)
     assert (machine.prefix_caching, workload.distinct, workload.context) == (False, False, 9000)
     assert found.scheduler == {"max_num_seqs": 64}
     a, b, c = workload.classes
@@ -136,7 +136,7 @@ def test_what_need_not_be_said(tmp_path: Path) -> None:
 def test_a_setups_machine_and_what_is_otherwise(tmp_path: Path) -> None:
     found = read(tmp_path, '[machine]\nsetup = "scorpio-8b"\nnoise = 0.2\nmax_num_seqs = 9\n' + SMALL)
     assert found.machine.cost == SCORPIO_8B.machine.cost and found.machine.noise == 0.2
-    assert found.machine.num_kv_blocks == 20_000 and not found.workload.distinct
+    assert found.machine.num_blocks == 20_000 and not found.workload.distinct
     assert found.scheduler == {"max_num_seqs": 9, "max_num_batched_tokens": 2048}
 
 

@@ -265,7 +265,7 @@ def _forecasts(report: EngineReport) -> Iterator[_Sample]:
 
 def _fixed(info: EngineInfo, stats: SchedulerStats) -> Iterator[_Sample]:
     blocks = str(stats.blocks_total or info.facts.num_blocks)
-    size = {"block_size": str(info.block_size), "num_gpu_blocks": blocks}
+    size = {"block_size": str(info.facts.block_size), "num_gpu_blocks": blocks}
     yield _gauge("vllm:cache_config_info", "Size of the KV cache", 1, **size)
     yield _gauge("roseinfer:ranks", "Processes that share the model, on GPU machines each with its GPU", info.ranks)
     for phase, seconds in info.facts.startup_s.items():

@@ -107,8 +107,8 @@ def _load(report: EngineReport, info: EngineInfo, model: str | None) -> dict[str
         "num_waiting_reqs": stats.waiting,
         "num_waiting_uncached_tokens": waiting,
         "num_total_reqs": stats.running + stats.waiting,
-        "num_used_tokens": stats.blocks_used * info.block_size,
-        "max_total_num_tokens": total * info.block_size,
+        "num_used_tokens": stats.blocks_used * info.facts.block_size,
+        "max_total_num_tokens": total * info.facts.block_size,
         "token_usage": round(stats.blocks_used / total, _DECIMALS_COUNT) if total else 0.0,
         "gen_throughput": round(per_second, 1),
         "cache_hit_rate": round(stats.prefix_hits / stats.prefix_queries, _DECIMALS_COUNT)

@@ -90,8 +90,8 @@ def test_floors_are_multiples_of_what_a_request_takes_alone() -> None:
 def test_every_request_fits_the_machine_however_few_blocks_it_has() -> None:
     load = load_where(kv=0.1, machine="A")
     longest = max(len(arrival.prompt_ids) + arrival.output_len for arrival in load.arrivals)
-    assert longest <= load.machine.max_model_len <= load.machine.num_kv_blocks * load.machine.block_size
-    assert load.machine.num_kv_blocks < 0.2 * space()["machines"]["A"]["num_kv_blocks"]
+    assert longest <= load.machine.max_model_len <= load.machine.num_blocks * load.machine.block_size
+    assert load.machine.num_blocks < 0.2 * space()["machines"]["A"]["num_kv_blocks"]
 
 
 def test_the_rate_is_the_load_times_the_capacity() -> None:

@@ -20,7 +20,6 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.guided.guides import GuidedSequences
 from roseinfer.engine.messages import Add
-from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import make_policy, scheduler_config
@@ -29,6 +28,7 @@ from tests.helpers.drafters import Oracle, Script
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 from tests.helpers.guides import Arithmetic, ArithmeticGuides, ToldClock, obeys
+from tests.helpers.kv_managers import kv_manager
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
@@ -411,7 +411,7 @@ def test_the_cost_model_learns_what_masks_take() -> None:
 
     config = scheduler_config(scheduling_policy="slack", max_num_seqs=4, max_num_batched_tokens=32)
     limits = StepLimits.of(config, 400)
-    scheduler = Scheduler(config, KvManager(128, 4), make_policy(config), 400, limits)
+    scheduler = Scheduler(config, kv_manager(128, 4), make_policy(config), 400, limits)
     cost = CostParams(step_s=0.010, token_s=0.0, pair_s=0.0, row_s=0.0, context_s=0.0)
     runner = PricedRunner(SlowMasks(128, 4), Machine(cost), clock)
     core = EngineCore(scheduler, runner, clock, vocab_size=50, guides=ArithmeticGuides())

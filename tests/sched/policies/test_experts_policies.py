@@ -123,7 +123,7 @@ def test_what_is_made_by_sitting_out_is_not_for_those_that_are_owed_nothing() ->
 def test_steps_last_as_long_as_the_policy_has_planned(policy: str) -> None:
     """No step is longer than the tightest objective for want of knowing what experts cost."""
     classes = slo_classes((5.0, 12), (5.0, 16))
-    machine = Machine(COST, max_model_len=2048, num_kv_blocks=20_000, prefix_caching=False)
+    machine = Machine(COST, max_model_len=2048, num_blocks=20_000, prefix_caching=False)
     known = Estimates(CostModel(COST, fit=False), OracleLengths())
     engine = SimulatedEngine(scheduler_config(scheduling_policy=policy), machine, estimates=known)
     arrivals = requests(RequestMix(lengths=LAW, classes=classes), 6.0, 40)
@@ -201,7 +201,7 @@ def test_a_prompt_alone_is_judged_with_all_the_experts_that_it_reads() -> None:
 def attained(known: CostParams, mix: RequestMix, rate: float, count: int = 60) -> tuple[float, float]:
     """Shares that are good, and that were accepted in vain."""
     arrivals = [replace(each, predicted_len=None) for each in requests(mix, rate, count, seed=1)]
-    machine = Machine(FP8, noise=0.03, max_model_len=2048, num_kv_blocks=20_000, prefix_caching=False)
+    machine = Machine(FP8, noise=0.03, max_model_len=2048, num_blocks=20_000, prefix_caching=False)
     estimates = Estimates(cost=CostModel(known))
     found = simulate(arrivals, scheduler_config(scheduling_policy="slack"), machine, estimates=estimates).lifetimes
     return fmean(life.good for life in found), fmean(life.served and not life.good for life in found)

@@ -124,7 +124,7 @@ def test_lengths_are_learnt_by_qoserve_too() -> None:
 def test_they_keep_more_deadlines_than_fifo_beside_long_prompts(policy: str) -> None:
     """Nine of ten are short and due in 4 s, one has thousands of tokens and 15 s, on a machine where these are dear."""
     cost = CostParams(4.57e-3, 17.2e-6, 3.9e-9, 13.5e-6, 34e-9)
-    machine = Machine(cost, max_model_len=32768, num_kv_blocks=27000, prefix_caching=False)
+    machine = Machine(cost, max_model_len=32768, num_blocks=27000, prefix_caching=False)
     outputs = Uniform(16, 512)
     classes = [
         TrafficClass("short", Uniform(32, 1024), outputs, Slo(e2e_s=4.0), 9),

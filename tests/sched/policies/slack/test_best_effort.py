@@ -22,7 +22,7 @@ def beside(
     """Simulate both and return the lifetimes of `others`, by arrival. kept: assert that all of `promised` are good."""
     arrivals = sorted([*promised, *others], key=lambda arrival: arrival.at_s)
     config = scheduler_config(max_num_seqs=seats, max_num_batched_tokens=2048)
-    run = simulate(arrivals, config, replace(SCORPIO_8B.machine, num_kv_blocks=blocks))
+    run = simulate(arrivals, config, replace(SCORPIO_8B.machine, num_blocks=blocks))
     ended_s = max(life.token_s[-1] for life in run.lifetimes if life.slo is not None and life.token_s)
     found = [life for life in run.lifetimes if life.slo is None]
     assert not kept or all(life.good for life in run.lifetimes if life.slo is not None)
