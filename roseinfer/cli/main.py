@@ -23,7 +23,7 @@ MODEL_COMMANDS = frozenset(
 EXAMPLES = (
     "roseinfer serve                                     the embedded model on http://127.0.0.1:8000",
     "roseinfer serve Qwen/Qwen3-0.6B --max-model-len 8k  a model of the Hugging Face hub",
-    "roseinfer demo                                      a minute of promises that are kept, late and refused",
+    "roseinfer demo                                      a minute of promises that are kept, late and rejected",
     "roseinfer chat model.Q4_K_M.gguf                    a conversation in the terminal",
     "roseinfer top                                       promises, engines and slow requests of a server",
     "roseinfer COMMAND --help                            options of a command",

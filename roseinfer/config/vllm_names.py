@@ -1,10 +1,10 @@
-"""Options of `vllm serve` as plain data: which work here, which are ignored, which are refused, and why.
+"""Options of `vllm serve` as plain data: which work here, which are ignored, which are rejected, and why.
 
 The command line, config files and `LLM(...)` read this table (`config/vllm_options.py`), and the table in
 `docs/from-vllm.md` is written from it. It has the options of vLLM 0.8.5, 0.11.2, 0.24.0 and 0.33.0. An option that
 is ours too, by name, is ours: a row then only adds short flags and words for values.
 
-An ignored option changes no answer. Options that would change answers, or that a server would miss, are refused.
+An ignored option changes no answer. Options that would change answers, or that a server would miss, are rejected.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ def _refused(names: str, why: str, short: tuple[str, ...] = (), harmless: tuple[
 
 
 # Reasons that several options share.
-_NO_EXPERT_LORA = "adapters of experts are refused"
+_NO_EXPERT_LORA = "adapters of experts are rejected"
 _NO_PROMPT_ADAPTERS = "there are no prompt adapters; see --lora for LoRA adapters"
 _NO_DRAFT_MODELS = "there are no draft models"
 _ONE_JSON = "give --speculation, or --speculative-config with one JSON object"
@@ -185,7 +185,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_refused("model_impl", "models are computed by our own code", harmless=("auto", "vllm")),
         *_refused("hf_token", "set the environment variable HF_TOKEN"),
         *_works("generation_config", values={"vllm": "none"}),
-        *_works("override_generation_config", note="sampling fields only; max_new_tokens is refused"),
+        *_works("override_generation_config", note="sampling fields only; max_new_tokens is rejected"),
         *_refused("enable_prompt_embeds", "prompts are text or token ids"),
         *_refused("logits_processors logits_processor_pattern io_processor_plugin", _NO_PLUGINS),
         *_refused(
@@ -193,7 +193,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         ),
         *_refused("disable_sliding_window", _NO_CONFIG_CHANGES),
         *_refused("quantization_config", "weights are as the checkpoint says, or as --quantization"),
-        *_ignored("allow_deprecated_quantization", "formats that are not supported are refused by name"),
+        *_ignored("allow_deprecated_quantization", "formats that are not supported are rejected by name"),
         *_refused("enable_return_routed_experts return_sampling_mask", "answers have no such field"),
         *_refused("enable_trace_replay", "outputs cannot be prescribed by a request"),
         *_refused("override_attention_dtype", "attention computes in --dtype"),
@@ -365,10 +365,10 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_ignored("lora_dtype", "adapters are computed in the model's dtype"),
         *_ignored("specialize_active_lora", "CUDA graphs with and without adapters are captured"),
         *_ignored("enable_mixed_moe_lora_format enable_moe_shared_loras", _NO_EXPERT_LORA),
-        *_ignored("max_lora_cls_labels lora_extra_vocab_size", "adapters that change the vocabulary are refused"),
+        *_ignored("max_lora_cls_labels lora_extra_vocab_size", "adapters that change the vocabulary are rejected"),
         *_refused("lora_target_modules", "an adapter applies to all layers that its file has"),
         *_refused("long_lora_scaling_factors", "contexts are the model's"),
-        *_refused("enable_lora_bias", "adapters with biases are refused"),
+        *_refused("enable_lora_bias", "adapters with biases are rejected"),
         *_refused("default_mm_loras enable_tower_connector_lora", _ONLY_TEXT),
         *_refused("enable_prompt_adapter prompt_adapters", _NO_PROMPT_ADAPTERS),
         *_ignored("max_prompt_adapters max_prompt_adapter_token", _NO_PROMPT_ADAPTERS),
@@ -424,7 +424,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_works("disable_fastapi_docs", "enable_docs", inverse=True),
         *_works("uvicorn_log_level", "log_level", values={"trace": "debug", "critical": "error"}),
         *_works("otlp_traces_endpoint", "otlp_endpoint", note="OTLP over HTTP, port 4318; gRPC is not supported"),
-        *_works("uds", note="refused together with --host or --port, which vLLM ignores then"),
+        *_works("uds", note="rejected together with --host or --port, which vLLM ignores then"),
         *_refused("grpc grpc_port", "the server speaks HTTP"),
         *_refused("middleware", _NO_PLUGINS, harmless=("[]",)),
         *_refused("allow_credentials", "web pages send the API key as a header"),

@@ -68,7 +68,8 @@ class LLM:
         chat_template: source or file of a template that replaces the model's own.
         options: options of the engine, as `roseinfer serve --help=all` lists them, with underscores: `dtype`,
             `max_model_len`, `gpu_memory_utilization`, `tensor_parallel_size`, `quantization`, `seed`, ... Arguments of
-            vLLM's `LLM` have vLLM's meaning. Those without effect are logged. Those that are not supported are refused.
+            vLLM's `LLM` have vLLM's meaning. Those without effect are logged, and
+            unsupported ones are rejected.
 
     Raise `ConfigError` for an invalid or unsupported option, and `ModelNotFoundError` or `UnsupportedModelError` for a
     model that cannot be loaded.
@@ -169,7 +170,7 @@ class LLM:
             priority: as in `generate`.
             slo: as in `generate`.
 
-        Raise the errors of `generate`, and `InvalidRequestError` if the template refuses the messages.
+        Raise the errors of `generate`, and `InvalidRequestError` if the template rejects the messages.
         """
         if chat_template_content_format not in ("auto", "string"):
             message = f"chat_template_content_format {chat_template_content_format!r} is not supported (expected auto)"

@@ -1,4 +1,4 @@
-"""roseinfer demo: a server, a load and the console, with promises that are kept, late and refused."""
+"""roseinfer demo: a server, a load and the console, with promises that are kept, late and rejected."""
 
 import socket
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from roseinfer.cli.terminal.own_server import OwnServer
 
 NAME = "demo"
-HELP = "serve a model under a small load, and watch promises being kept, late and refused"
+HELP = "serve a model under a small load, and watch promises being kept, late and rejected"
 COMMON = ("duration", "port", "dtype", "max_model_len")
 EXAMPLES = (
     "roseinfer demo                                 a minute with the embedded model",

@@ -60,7 +60,7 @@ COLUMNS = {
     "policy us": ("scheduler_us_per_step",),
 }
 SHARES = ("adherence", "rejected", "missed", "best effort")
-REJECTED_BY_COLUMN = "refused by"  # shown if a request was rejected
+REJECTED_BY_COLUMN = "rejected by"  # shown if a request was rejected
 WAITED_FOR_COLUMN = "waited for"
 BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown if there is a value
 

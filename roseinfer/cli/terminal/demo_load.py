@@ -24,7 +24,7 @@ JOIN_TIMEOUT_S = 15.0
 class PromiseEnd(StrEnum):
     KEPT = "kept"
     LATE = "late"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     FAILED = "failed"
 
 
@@ -55,10 +55,10 @@ class Tally:
         """Return the counts as one line."""
         with self._lock:
             causes = ", ".join(f"{cause} {count}" for cause, count in self.causes.most_common())
-            refused = f"refused {self.count(PromiseEnd.REFUSED)}" + (f" ({causes})" if causes else "")
+            rejected = f"rejected {self.count(PromiseEnd.REJECTED)}" + (f" ({causes})" if causes else "")
             failed = f", failed {self.count(PromiseEnd.FAILED)}" if self.count(PromiseEnd.FAILED) else ""
             good = f"kept {self.count(PromiseEnd.KEPT)}, late {self.count(PromiseEnd.LATE)}"
-            return f"{good}, {refused}{failed}, running {self.running}"
+            return f"{good}, {rejected}{failed}, running {self.running}"
 
 
 def measure(remote: Remote, model: str) -> Speed:
@@ -112,9 +112,9 @@ def _send(remote: Remote, model: str, request: DemoRequest, tally: Tally) -> Non
         usage = _usage(remote, {**request.body, "model": model}, request.headers)
         tally.add(request.kind, PromiseEnd.KEPT if usage["slo"]["met"] else PromiseEnd.LATE)
     except RefusedError as error:
-        refused = error.code == "slo_unattainable"
-        cause = str(error.error.get("cause") or "unknown") if refused else ""
-        tally.add(request.kind, PromiseEnd.REFUSED if refused else PromiseEnd.FAILED, cause)
+        rejected = error.code == "slo_unattainable"
+        cause = str(error.error.get("cause") or "unknown") if rejected else ""
+        tally.add(request.kind, PromiseEnd.REJECTED if rejected else PromiseEnd.FAILED, cause)
     except (RemoteError, LookupError):
         tally.add(request.kind, PromiseEnd.FAILED)
 

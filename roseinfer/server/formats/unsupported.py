@@ -90,6 +90,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "stop_regex": Unsupported("use stop or stop_token_ids", if_set),
     "typical_p": Unsupported("typical sampling is not available", unless(1, 1.0)),
     "n_predict": Unsupported("use max_tokens", unless(-1)),
+    "num_predict": Unsupported("use max_tokens", unless(-1)),
     "max_new_tokens": Unsupported("use max_tokens", always),
     "min_new_tokens": Unsupported("use min_tokens", unless(0)),
     "no_stop_trim": Unsupported("use include_stop_str_in_output", unless(False)),
@@ -121,6 +122,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "images": Unsupported(_MEDIA, if_set),
     "options": Unsupported("sampling parameters are fields of the request itself", if_set),
     "format": Unsupported("use response_format", if_set),
+    "system": Unsupported("use a chat with a message of the role system", if_set),
     "web_search_options": Unsupported("web search is not available", always),
 }
 

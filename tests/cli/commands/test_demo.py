@@ -61,11 +61,11 @@ def test_counts_add_up():
     tally.sent.update({DemoKind.EASY: 3, DemoKind.BURST: 2})
     tally.add(DemoKind.EASY, PromiseEnd.KEPT)
     tally.add(DemoKind.EASY, PromiseEnd.LATE)
-    tally.add(DemoKind.BURST, PromiseEnd.REFUSED, "queue")
-    assert tally.line() == "kept 1, late 1, refused 1 (queue 1), running 2"
+    tally.add(DemoKind.BURST, PromiseEnd.REJECTED, "queue")
+    assert tally.line() == "kept 1, late 1, rejected 1 (queue 1), running 2"
     assert (tally.count(PromiseEnd.KEPT, DemoKind.EASY), tally.count(PromiseEnd.KEPT, DemoKind.BURST)) == (1, 0)
     tally.add(DemoKind.BURST, PromiseEnd.FAILED)
-    assert tally.line() == "kept 1, late 1, refused 1 (queue 1), failed 1, running 1"
+    assert tally.line() == "kept 1, late 1, rejected 1 (queue 1), failed 1, running 1"
 
 
 def test_negative_durations_are_refused():
@@ -80,7 +80,7 @@ def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
 
 def numbers(line: str) -> dict[str, int]:
     """Return the counts of a line by name."""
-    return {name: int(count) for name, count in re.findall(r"(sent|kept|late|refused|failed|running) (\d+)", line)}
+    return {name: int(count) for name, count in re.findall(r"(sent|kept|late|rejected|failed|running) (\d+)", line)}
 
 
 def test_a_short_demo_from_start_to_end(tmp_path):
@@ -93,10 +93,10 @@ def test_a_short_demo_from_start_to_end(tmp_path):
     }
     (total,) = (numbers(line) for line in out.splitlines() if line.strip().startswith("total: "))
     assert total["running"] == 0 and "failed" not in total
-    for ending in ("kept", "late", "refused"):
+    for ending in ("kept", "late", "rejected"):
         assert total[ending] == sum(counts.get(ending, 0) for counts in kinds.values())
-    assert sum(counts["sent"] for counts in kinds.values()) == total["kept"] + total["late"] + total["refused"]
-    assert kinds[DemoKind.IMPOSSIBLE]["refused"] == kinds[DemoKind.IMPOSSIBLE]["sent"] > 0
+    assert sum(counts["sent"] for counts in kinds.values()) == total["kept"] + total["late"] + total["rejected"]
+    assert kinds[DemoKind.IMPOSSIBLE]["rejected"] == kinds[DemoKind.IMPOSSIBLE]["sent"] > 0
 
 
 def test_ctrl_c_ends_load_and_server(tmp_path):
