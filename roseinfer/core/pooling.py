@@ -66,10 +66,9 @@ class PoolingInfo:
     """Properties of an engine that serves prompt-only requests.
 
     `width`: numbers of a vector; 1 for a score. `dimensions`: smaller widths for which the model was trained, rising;
-    empty = none. `any_dimension_from`: smallest such width if all from there on are possible, 0 = no. `normalized`:
-    embeddings have length 1. `prompts`: texts by name that go before an input, from the model's folder.
-    `default_prompt`: name of the one to use if a request names none. `pairs`: how a query and a document become one
-    prompt; None unless the task is `SCORE`.
+    empty = none. `any_dimension_from`: smallest such width if all from there on are possible, 0 = no. `prompts`: texts
+    by name that go before an input, from the model's folder. `default_prompt`: name of the one to use if a request
+    names none. `pairs`: how a query and a document become one prompt; None unless the task is `SCORE`.
     """
 
     task: PoolingTask
@@ -77,7 +76,6 @@ class PoolingInfo:
     width: int
     dimensions: tuple[int, ...] = ()
     any_dimension_from: int = 0
-    normalized: bool = True
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     pairs: PairFormat | None = None

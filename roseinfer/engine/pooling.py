@@ -7,7 +7,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.pooling import NO_OUTPUT, PoolingParams
 from roseinfer.core.request import NO_META, Prompt, RequestMeta
 from roseinfer.core.slo import Rejection
-from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk
+from roseinfer.engine.api import SequenceChunk
 
 
 class PooledOutput(NamedTuple):
@@ -45,17 +45,3 @@ def pooled(prompt: Prompt, chunk: SequenceChunk) -> PooledOutput:
         raise PromptRejectedError(chunk.rejection)
     reason = chunk.stop_reason if chunk.finish_reason is FinishReason.ERROR else chunk.finish_reason
     raise RequestFailedError(f"the request ended without a result: {reason}")
-
-
-async def pool(engine: Engine, request_id: str, prompt: Prompt) -> PooledOutput:
-    """Run a prompt-only request, and abort it if the caller is cancelled.
-
-    Raise the errors of `Engine.submit`, of `Sink.fail` and of `pooled`.
-    """
-    stream = engine.generate(GenerateRequest(request_id=request_id, prompt=prompt))
-    try:
-        async for chunk in stream:
-            return pooled(prompt, chunk)
-    finally:
-        stream.cancel()
-    raise RequestFailedError("the request ended without a result")

@@ -72,10 +72,6 @@ class PrefillBudget:
         free = min(self._view.free_seats, self._most_running - len(self._view.running)) - self._started
         return Cause.BUDGET if free > 0 else self._view.seat_cause
 
-    def fits(self, cost: int) -> bool:
-        """True if a request of this cost can start within the rest of the budget."""
-        return not self.closed and (self.tokens_left is None or cost <= self.tokens_left)
-
     def start(self, request: Request) -> bool:
         """Charge a request that starts now. Return False without a charge if it has to wait.
 

@@ -31,11 +31,6 @@ class Gamma:
         return found
 
 
-def poisson() -> Gamma:
-    """Return the process of independent arrivals."""
-    return Gamma(1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class OnOff:
     """Poisson arrivals for `on_s` seconds, then none for `off_s`, repeatedly. The rate while on keeps the mean."""

@@ -1,6 +1,6 @@
 """Storage of states: one tensor for all layers of one shape, so that one copy moves a slot of all of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -48,12 +48,6 @@ class StateStore:
         """Copy slot `src` to slot `dst`, in every layer."""
         for tensor in self.tensors:
             tensor[dst].copy_(tensor[src])
-
-    def clear(self, slots: Iterable[int]) -> None:
-        """Fill some slots with zeros. A row that begins at position 0 does not read its slot and needs none of this."""
-        for slot in slots:
-            for tensor in self.tensors:
-                tensor[slot].zero_()
 
 
 def _zeros(shape: tuple[int, ...], part: StatePart, device: torch.device) -> torch.Tensor:

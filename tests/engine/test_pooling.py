@@ -13,10 +13,11 @@ from roseinfer.core.pooling import PoolingInfo, PoolingMethod, PoolingParams, Po
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
+from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.pooling import PromptRejectedError, pool, pooling_prompt
+from roseinfer.engine.pooling import PooledOutput, PromptRejectedError, pooled, pooling_prompt
 from roseinfer.engine.thread_transport import ThreadTransport
 from tests.helpers.cases import examples
 from tests.helpers.engine_info import engine_info
@@ -246,6 +247,15 @@ def test_any_schedule_gives_the_same_vectors(
             assert end.vector is None
             assert end.reason is (FinishReason.ABORT if end.error is None else FinishReason.ERROR)
             assert end.error is None or fails_on in prompt
+
+
+async def pool(engine: AsyncEngine, request_id: str, prompt: Prompt) -> PooledOutput:
+    """Run a prompt-only request, and abort it if the caller is cancelled."""
+    stream = engine.generate(GenerateRequest(request_id=request_id, prompt=prompt))
+    try:
+        return pooled(prompt, await anext(aiter(stream)))
+    finally:
+        stream.cancel()
 
 
 def test_a_client_gets_the_vectors_in_any_number_and_leaves_nothing_after_an_abort() -> None:

@@ -40,11 +40,3 @@ def test_copies_a_slot_of_all_layers():
     for slots, old in zip(store.blocks, before, strict=True):
         assert torch.equal(slots[1], old[3])
         assert torch.equal(slots[[0, 2, 3, 4]], old[[0, 2, 3, 4]])
-
-
-def test_clears_slots():
-    store = StateStore(5, (WIDE, NARROW), CPU)
-    fill(store)
-    store.clear([0, 4])
-    for slots in store.blocks:
-        assert not slots[[0, 4]].any() and slots[1].any() and slots[2].any() and slots[3].any()

@@ -74,7 +74,6 @@ class PoolingSpec:
             width=width,
             dimensions=tuple(smaller for smaller in self.dimensions if smaller < width),
             any_dimension_from=self.any_dimension_from,
-            normalized=self.normalized,
             prompts=self.prompts,
             default_prompt=self.default_prompt,
             pairs=self.pairs,

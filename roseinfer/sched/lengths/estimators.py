@@ -41,10 +41,6 @@ class LengthEstimator(Protocol):
         """Learn from a request that ended by itself."""
         ...
 
-    def known(self, request: Request) -> bool:
-        """True if enough requests of the same source have ended to judge its prediction."""
-        ...
-
 
 class EcdfLengths:
     """Estimates without predictions, from one table of the lengths of all outputs that have ended.
@@ -88,10 +84,6 @@ class EcdfLengths:
         insort(self._table, outputs)
         self._refresh()
 
-    def known(self, request: Request) -> bool:
-        """Return True: predictions are not used."""
-        return True
-
     def _refresh(self) -> None:
         q25, q50, q75 = self._quartiles(0)
         self._total = q25 / 4 + q50 / 2 + q75 / 4
@@ -125,9 +117,6 @@ class OracleLengths:
 
     def finished(self, request: Request, outputs: int) -> None:
         """Ignore the request: there is nothing to learn."""
-
-    def known(self, request: Request) -> bool:
-        return True
 
 
 class CalibratedLengths:
@@ -185,10 +174,6 @@ class CalibratedLengths:
         if self._ended > _REFRESH_SHARE * len(self._record(request)):
             self._ended = 0
             self._see_running()
-
-    def known(self, request: Request) -> bool:
-        """True if enough requests of the same source have ended to judge its prediction."""
-        return self._records.known(request.hinted, request.tenant)
 
     def _record(self, request: Request) -> SourceRecord:
         return self._records.of(request.hinted, request.tenant)

@@ -207,11 +207,6 @@ class SourceRecords:
     def of(self, hinted: bool, tenant: str) -> SourceRecord:
         return self._tenants.get(tenant, self._newcomers) if hinted else self._server
 
-    def known(self, hinted: bool, tenant: str) -> bool:
-        """True if enough requests of the source have ended to judge it."""
-        record = self._tenants.get(tenant) if hinted else self._server
-        return record is not None and record.seen >= MIN_KNOWN_PAIRS
-
     def add(self, hinted: bool, tenant: str, predicted: float, actual: float) -> None:
         """Add a request that ended by itself."""
         if not hinted:

@@ -118,7 +118,7 @@ class RequestRecords:
         """Add a running request. `first_engine`: number of the first engine of its model."""
         self._live[id(progress)] = _Live(self._wall() - (now_s - job.arrival_s), job, progress, state, first_engine)
 
-    def ended(self, job: Job, progress: JobProgress, now_s: float, end: RequestEnd) -> RequestEntry:
+    def ended(self, progress: JobProgress, now_s: float, end: RequestEnd) -> RequestEntry:
         live = self._live.pop(id(progress))
         begun = live.state["status"]
         if begun and begun != end.status:  # the client has already received this status

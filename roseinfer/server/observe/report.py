@@ -151,7 +151,7 @@ class RequestReports:
         if isinstance(cause, SloUnattainable):
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, progress.runs, end)
-        record = self._records.ended(job, progress, now_s, end._replace(outcome=came))
+        record = self._records.ended(progress, now_s, end._replace(outcome=came))
         if self._pooling is not None and cause is None:
             self._pooling.ended(record.api, progress.runs, record.age_s)
         log_end(job, progress, record, end, name_model=self._name_models)

@@ -103,7 +103,6 @@ def test_a_new_name_is_believed_as_far_as_other_new_ones_deserved() -> None:
     for i, n in enumerate(lengths_of(100)):
         taught([(max(1, n // 10), n)], f"liar {i}", known)
     assert known.total(hint(40, "another")) > 300
-    assert not known.known(hint(40, "another")) and not known.known(hint(40, "liar 99"))
 
 
 def test_memory_is_bounded_and_new_names_do_not_push_out_who_is_known() -> None:
@@ -112,7 +111,7 @@ def test_memory_is_bounded_and_new_names_do_not_push_out_who_is_known() -> None:
     for i in range(3 * MAX_TENANTS):
         taught([(10, 1000)], f"new {i}", known)
     assert alive(SourceRecord) - before == MAX_TENANTS + 2, "and those of the server and of newcomers"
-    assert known.known(hint(10, "old"))
+    assert known.total(hint(10, "old")) < 20 < known.total(hint(10, "another"))
 
 
 def test_a_record_is_bounded() -> None:

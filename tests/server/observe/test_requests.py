@@ -268,7 +268,7 @@ def test_unread_rejections_do_not_displace_served_requests() -> None:
         records.started(job, progress, {"status": 0}, clock.now())
         wall.advance(1)
         clock.advance(1)
-        records.ended(job, progress, clock.now(), RequestEnd(Outcome.ABORTED, "abort", status=499))
+        records.ended(progress, clock.now(), RequestEnd(Outcome.ABORTED, "abort", status=499))
     assert [each.id for each in records.newest(9, clock.now())] == ["three", "two", "early"]
     for i in range(MAX_REJECTED_RECORDS):
         wall.advance(1)
@@ -286,5 +286,5 @@ def test_order_of_records_ignores_jumps_of_the_wall_clock() -> None:
     records.started(job, progress, {"status": 0}, 5.0)
     wall.advance(3600)
     records.rejected_unread(UnreadRequest("first", "/v1/responses", "m"), 0.0, ApiError(503, "full", code="queue_full"))
-    records.ended(job, progress, 6.0, RequestEnd(Outcome.ABORTED, "abort", status=499))
+    records.ended(progress, 6.0, RequestEnd(Outcome.ABORTED, "abort", status=499))
     assert [each.id for each in records.newest(9, 6.0)] == ["last", "first"]
