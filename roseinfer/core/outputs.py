@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Annotated, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Rejection, Why
@@ -281,9 +281,9 @@ def _names(kind: type, *roles: str) -> tuple[str, ...]:
     return tuple(name for name, hint in hints.items() if getattr(hint, "__metadata__", ("",))[0] in roles)
 
 
-_COUNTERS = {
-    kind: _names(kind, "counter") for kind in (SchedulerStats, GuideStats, OffloadStats, StateStats, AdapterStats)
-}
+# Fields of `SchedulerStats` that hold statistics of their own.
+_NESTED = {"guides": GuideStats, "offload": OffloadStats, "states": StateStats, "adapters": AdapterStats}
+_COUNTERS = {kind: _names(kind, "counter") for kind in (SchedulerStats, *_NESTED.values())}
 _SUMMED = _names(SchedulerStats, "counter", "gauge")
 
 
@@ -291,36 +291,22 @@ def sum_stats(parts: Sequence[SchedulerStats]) -> SchedulerStats:
     """Return the sum over several engines. Fields that are no counters or gauges, such as `policy`, are dropped."""
     if len(parts) == 1:
         return parts[0]
-    sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
-    guides = [part.guides for part in parts if part.guides is not None]
-    offloads = [part.offload for part in parts if part.offload is not None]
-    states = [part.states for part in parts if part.states is not None]
-    adapters = [part.adapters for part in parts if part.adapters is not None]
-    return SchedulerStats(
-        **sums,
-        guides=GuideStats(*map(sum, zip(*guides, strict=True))) if guides else None,
-        offload=OffloadStats(*map(sum, zip(*offloads, strict=True))) if offloads else None,
-        drafts=_sum_drafts(chain.from_iterable(part.drafts for part in parts)),
-        states=StateStats(*map(sum, zip(*states, strict=True))) if states else None,
-        adapters=AdapterStats(*map(sum, zip(*adapters, strict=True))) if adapters else None,
-    )
+    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+    for name, kind in _NESTED.items():
+        found = [nested for part in parts if (nested := getattr(part, name)) is not None]
+        sums[name] = kind(*map(sum, zip(*found, strict=True))) if found else None
+    return SchedulerStats(**sums, drafts=_sum_drafts(chain.from_iterable(part.drafts for part in parts)))
 
 
 def carry_counters(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
     """Return `now`, of a restarted engine, plus the counters of `before`, so that counters never decrease."""
-    guides, offload, states, adapters = now.guides, now.offload, now.states, now.adapters
-    if before.guides is not None:
-        guides = _add_counters(before.guides, guides or GuideStats())
-    if before.offload is not None:
-        offload = _add_counters(before.offload, offload or OffloadStats())
-    if before.states is not None:
-        states = _add_counters(before.states, states or StateStats())
-    if before.adapters is not None:
-        adapters = _add_counters(before.adapters, adapters or AdapterStats())
-    drafts = _sum_drafts(before.drafts + now.drafts) if before.drafts else now.drafts
-    return _add_counters(before, now)._replace(
-        guides=guides, offload=offload, drafts=drafts, states=states, adapters=adapters
-    )
+    changed: dict[str, Any] = {}
+    for name, kind in _NESTED.items():
+        if (nested := getattr(before, name)) is not None:
+            changed[name] = _add_counters(nested, getattr(now, name) or kind())
+    if before.drafts:
+        changed["drafts"] = _sum_drafts(before.drafts + now.drafts)
+    return _add_counters(before, now)._replace(**changed)
 
 
 def _sum_drafts(parts: Iterable[DraftStats]) -> tuple[DraftStats, ...]:
