@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from roseinfer.bench.open_loop import LoadOutcome
-from roseinfer.bench.report import percentile, table
+from roseinfer.bench.report import percentiles, table
 from roseinfer.bench.slo_classes import LoadClass
 
 REJECTED = (429, 503)
@@ -95,10 +95,7 @@ def _times(pairs: Sequence[tuple[LoadOutcome, LoadClass]]) -> dict[str, Any]:
     """Return percentiles of TTFT and TPOT of completed requests."""
     answered = [outcome for outcome, _ in pairs if completed(outcome)]
     measures = {"ttft_ms": [o.ttft_s for o in answered], "tpot_ms": [o.tpot_s for o in answered]}
-    return {
-        key: {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
-        for key, seconds in measures.items()
-    }
+    return {key: percentiles(seconds, PERCENTILES, 1e3) for key, seconds in measures.items()}
 
 
 def as_text(slo: dict[str, Any]) -> str:

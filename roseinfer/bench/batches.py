@@ -7,7 +7,7 @@ from typing import Any
 
 from roseinfer.bench.http_load import http_sender, server
 from roseinfer.bench.load import BatchTimes, Send, engine_sender, make_prompts, run_batch
-from roseinfer.bench.report import percentile
+from roseinfer.bench.report import percentile, percentiles
 from roseinfer.config.hub import load_tokenizer, model_folder
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
 from roseinfer.engine.start import start_engine
@@ -71,7 +71,7 @@ def summarise(name: str, measured: dict[int, list[BatchTimes]]) -> list[dict[str
             "decode tok/s": percentile([b.decode_rate for b in batches], 50),
             "latency s avg": sum(latencies) / len(latencies),
         }
-        row |= {f"p{p}": percentile(latencies, p) for p in PERCENTILES}
+        row |= percentiles(latencies, PERCENTILES)
         rows.append(row)
     return rows
 

@@ -7,7 +7,7 @@ from typing import Any
 from roseinfer.bench import attainment
 from roseinfer.bench.attainment import REJECTED
 from roseinfer.bench.open_loop import LoadOutcome
-from roseinfer.bench.report import percentile
+from roseinfer.bench.report import percentiles
 from roseinfer.bench.slo_classes import LoadClass
 
 PERCENTILES = (50, 90, 95, 99)
@@ -41,9 +41,8 @@ def summarise(outcomes: Sequence[LoadOutcome], classes: Sequence[LoadClass] = ()
         "req_s": _rate(len(good), wall_s),
     }
     for key, seconds in samples(good).items():
-        summary[key] = {f"p{p}": 1e3 * percentile(seconds, p) if seconds else None for p in PERCENTILES}
-    late_s = [outcome.start_s - outcome.due_s for outcome in outcomes]
-    summary["sent_late_ms"] = {f"p{p}": 1e3 * percentile(late_s, p) if late_s else None for p in PERCENTILES}
+        summary[key] = percentiles(seconds, PERCENTILES, 1e3)
+    summary["sent_late_ms"] = percentiles([one.start_s - one.due_s for one in outcomes], PERCENTILES, 1e3)
     if any(outcome.constrained for outcome in outcomes):
         summary["constrained"] = _by_constraint(good)
     if classes:
@@ -58,11 +57,10 @@ def _by_constraint(good: Sequence[LoadOutcome]) -> dict[str, Any]:
     shown = {}
     for name, wanted in (("constrained", True), ("free", False)):
         own = [outcome for outcome in good if outcome.constrained is wanted]
-        tpot_s = samples(own)["tpot_ms"]
         shown[name] = {
             "requests": len(own),
             "output_tokens": sum(outcome.output_tokens for outcome in own),
-            "tpot_ms": {f"p{p}": 1e3 * percentile(tpot_s, p) if tpot_s else None for p in PERCENTILES},
+            "tpot_ms": percentiles(samples(own)["tpot_ms"], PERCENTILES, 1e3),
         }
     return shown
 

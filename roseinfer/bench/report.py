@@ -4,7 +4,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ def percentile(values: Sequence[float], p: float) -> float:
     rank = (len(ordered) - 1) * p / 100
     low, high = math.floor(rank), math.ceil(rank)
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def percentiles(values: Sequence[float], shares: Iterable[int], scale: float = 1.0) -> dict[str, float | None]:
+    """Return percentiles times `scale`, as `p50` and so on; None for no values."""
+    return {f"p{p}": scale * percentile(values, p) if values else None for p in shares}
 
 
 def versions() -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from roseinfer.bench.report import percentile
+from roseinfer.bench.report import percentiles
 from roseinfer.bench.streaming import RunRecord, StreamedRequest
 from roseinfer.engine.api import EngineInfo
 
@@ -61,7 +61,7 @@ def summarise(info: EngineInfo, runs: Sequence[RunRecord]) -> dict[str, Any]:
         "submit_wall_s": median(run.submit_wall_s for run in runs),
     }
     for key, values in samples(runs).items():
-        report[key] = {f"p{p}": percentile(values, p) if values else None for p in PERCENTILES}
+        report[key] = percentiles(values, PERCENTILES)
     report["throughput_tok_s"] = completion / sum(run.wall_s for run in runs)
     return report
 
