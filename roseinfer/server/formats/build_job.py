@@ -1,6 +1,6 @@
 """Steps from a parsed request to a `Job` that completions and chats share.
 
-A format calls them in this order: `read_settings`, then its own prompts and outputs, `spell_bad_words`, `build_job`.
+A format calls them in this order: `read_settings`, then its own prompts and outputs, then `build_job`.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,18 +75,10 @@ def read_settings(
     return RequestSettings(promised, warnings, n, stream, params, keep_last, logprobs)
 
 
-async def spell_bad_words(call: RequestContext, params: SequenceParams) -> SequenceParams:
-    """Turn `bad_words` into token ids, in a thread. Raises `InvalidRequestError`, `ApiError` 400."""
-    if not params.bad_words:
-        return params
-    return await call.service.offload.run(with_bad_token_ids, params, call.backend.tokenizer, call.service.limits)
-
-
-def build_job(
+async def build_job(
     call: RequestContext,
     request: GenerationRequest,
     settings: RequestSettings,
-    params: SequenceParams,
     encoded: list[Encoded],
     output: OutputSettings,
     kind: AnswerKind,
@@ -95,9 +87,12 @@ def build_job(
 ) -> Job:
     """Return the job. `prediction`: tokens that the client expects as output.
 
-    Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too many tokens.
+    Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too many tokens,
+    `InvalidRequestError` for `bad_words` without tokens.
     """
-    limits, meta = call.service.limits, settings.objectives.meta
+    limits, meta, params = call.service.limits, settings.objectives.meta, settings.params
+    if params.bad_words:
+        params = await call.service.offload.run(with_bad_token_ids, params, call.backend.tokenizer, limits)
     if output.stops and not params.ignore_eos:
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *output.stops))
     context = call.backend.info.facts.max_model_len

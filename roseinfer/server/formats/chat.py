@@ -18,7 +18,7 @@ from roseinfer.server.formats.answers import (
     finite,
     first,
 )
-from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
+from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings
 from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.pooling.request import EmbeddingRequest
@@ -54,9 +54,8 @@ async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     prompt, ignored = await encoded_chat(call.backend, request, settings.keep_last, output)
     settings.warnings.extend(ignored)
     outputs = OutputSettings() if output is None else await output.answer.settings(prompt.ids)
-    params = await spell_bad_words(call, settings.params)
     prediction = () if request.prediction is None else await predicted_ids(call.backend, request.prediction)
-    return build_job(call, request, settings, params, [prompt], outputs, CHAT, prediction=prediction)
+    return await build_job(call, request, settings, [prompt], outputs, CHAT, prediction=prediction)
 
 
 def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:

@@ -18,7 +18,7 @@ from roseinfer.server.formats.answers import (
     finite,
     first,
 )
-from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
+from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings
 from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.constraints import OutputConstraint, is_constrained
 from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
@@ -52,12 +52,11 @@ class CompletionFormat:
         echo = bool(request.echo)
         special = request.add_special_tokens is not False
         encoded = await call.backend.prompts.completion(prompts, special, echo, settings.keep_last)
-        params = await spell_bad_words(call, settings.params)
         output = OutputSettings()
         if constraint is not None:
             guide, ignored = await constraint.guide(call.backend.grammars, settings.n)
             output = OutputSettings(guide, warnings=ignored)
-        return build_job(call, request, settings, params, encoded, output, COMPLETION, echo)
+        return await build_job(call, request, settings, encoded, output, COMPLETION, echo)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
         return EventEncoder(job, CompletionWriter(job, tokenizer), usage)
