@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from roseinfer.cli.terminal.remote import Remote, UnreachableError
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.integrations.certificates import CertificateAuthority
@@ -54,6 +55,13 @@ def test_the_path_of_a_proxy_is_optional(server):
     assert server.http.get("/llm/health").status_code == server.http.get("/health").status_code == 200
 
 
+def test_commands_say_where_a_ca_is_named(server):
+    with pytest.raises(
+        UnreachableError, match=r"certificate verify failed: .* \(name its CA's file in SSL_CERT_FILE\)"
+    ):
+        Remote(server.url).models()
+
+
 def test_a_client_without_a_certificate_is_not_served(server, files):
     with httpx.Client(base_url=server.url, verify=client_context(files)) as client, pytest.raises(httpx.HTTPError):
         client.get("/health")
@@ -76,6 +84,11 @@ def test_unusable_files_are_named(files, tmp_path):
     for options, said in (
         ({"ssl_certfile": "/none.pem"}, "ssl_certfile: cannot use '/none.pem': No such file or directory"),
         ({"ssl_certfile": str(text)}, "ssl_certfile: cannot use"),
+        ({"ssl_certfile": crt}, "certificate and its private key in PEM; or name the key's file with --ssl-keyfile"),
+        (
+            {"ssl_certfile": key, "ssl_keyfile": crt},
+            "first must have a certificate, the second its private key, in PEM",
+        ),
         ({"ssl_certfile": crt, "ssl_keyfile": str(text)}, "with the key"),
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": "/none"}, "ssl_ca_certs: cannot use '/none'"),
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ciphers": "ROT13"}, "no cipher is known in 'ROT13'"),

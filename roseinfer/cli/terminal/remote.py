@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -135,6 +136,8 @@ class Remote:
 
     def _lost(self, error: Exception) -> UnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, SSLCertVerificationError):
+            reason = f"certificate verify failed: {error.verify_message} (name its CA's file in SSL_CERT_FILE)"
         if isinstance(error, ConnectionRefusedError):
             reason += " (start a server there, for example with `roseinfer serve`)"
         return UnreachableError(f"cannot reach {self.url}: {reason}")

@@ -5,6 +5,10 @@ import ssl
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 
+# What OpenSSL misses, if it gives no reason of its own.
+_ONE_FILE = "it must have a certificate and its private key in PEM; or name the key's file with --ssl-keyfile"
+_TWO_FILES = "the first must have a certificate, the second its private key, in PEM"
+
 
 def server_tls(config: ServerConfig) -> ssl.SSLContext | None:
     """Return the context of HTTPS, None without a certificate. Raise `ConfigError` for unusable files and ciphers."""
@@ -15,7 +19,8 @@ def server_tls(config: ServerConfig) -> ssl.SSLContext | None:
         # A password is empty, since ssl would ask for it on the terminal.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"ssl_certfile: cannot use {_names(config)}: {_reason(error)}") from error
+        pem = _ONE_FILE if config.ssl_keyfile is None else _TWO_FILES
+        raise ConfigError(f"ssl_certfile: cannot use {_names(config)}: {_reason(error, pem)}") from error
     context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
     if config.ssl_ca_certs is not None:
         try:
@@ -35,7 +40,7 @@ def _names(config: ServerConfig) -> str:
     return f"{config.ssl_certfile!r}{key}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, pem: str = "it is not a PEM file") -> str:
     if isinstance(error, ssl.SSLError):
-        return str(error.reason or "it is not a PEM file").lower().replace("_", " ")
+        return error.reason.lower().replace("_", " ") if error.reason else pem
     return getattr(error, "strerror", None) or str(error)
