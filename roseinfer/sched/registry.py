@@ -25,7 +25,6 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.sched import policies as own_policies
-from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.policy import Policy
 from roseinfer.sched.prefill import PrefillOptions
@@ -236,15 +235,10 @@ def scheduler_config(**options: Any) -> SchedulerConfig:
     return config
 
 
-def make_policy(
-    config: SchedulerConfig, estimates: Estimates | None = None, *, learnt: CostParams | None = None
-) -> Policy:
-    """Build the policy that the config names. Raise `ConfigError`.
-
-    `estimates` replaces those that the options ask for. `learnt`: cost constants that a similar engine has learnt.
-    """
+def make_policy(config: SchedulerConfig, estimates: Estimates | None = None) -> Policy:
+    """Build the policy that the config names. Raise `ConfigError`. `estimates`: by default as the options ask for."""
     options = options_of(config)
-    return entry_of(config.policy_name).make(config, options, estimates or Estimates.of(options, learnt))
+    return entry_of(config.policy_name).make(config, options, estimates or Estimates.of(options))
 
 
 def all_options() -> type[Any]:

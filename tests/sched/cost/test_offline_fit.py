@@ -115,16 +115,14 @@ def test_what_a_like_engine_has_learnt_is_newer_than_the_file_and_given_up_soone
     known = replace(TRUE, pair_s=0.0, chunk_context_s=0.0)  # what a promise tells
     work = Work(600, pairs(3000, 600), 20, 10_000, 3000)
     errors = []
-    for policy in (
-        make_policy(scheduler_config(cost_model=str(file)), learnt=known),
-        make_policy(scheduler_config(), learnt=known),
-    ):
+    for config in (scheduler_config(cost_model=str(file)), scheduler_config()):
+        policy = make_policy(config, Estimates.of(options_of(config), known))
         assert isinstance(policy, SlackPolicy) and policy.state.cost.params == known
         for sample in draw(30):
             policy.state.cost.observe(sample.work, sample.seconds)
         errors.append(policy.state.cost.seconds(work) / TRUE.seconds(work) - 1)
     assert max(map(abs, errors)) < 0.05, "and learns what it was not told"
-    make_policy(scheduler_config(scheduling_policy="fifo"), learnt=known)  # it has no use for it
+    Estimates.of(options_of(scheduler_config(scheduling_policy="fifo")), known)  # it has no use for it
 
 
 def test_a_file_from_before_chunks_paid_for_their_contexts(tmp_path) -> None:
