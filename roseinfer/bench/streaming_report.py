@@ -75,7 +75,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         ("Completion tokens", report["completion_tokens"]),
         ("Submit wall", f"{1e3 * report['submit_wall_s']:.3f} ms"),
     ]
-    lines += [(name, _percentiles(report[key], "{:.3f}", " ms")) for key, name in LATENCIES.items()]
+    lines += [(name, _percentiles(report[key], " ms")) for key, name in LATENCIES.items()]
     lines.append(("Throughput", f"{report['throughput_tok_s']:.2f} tok/s"))
     return _aligned(lines)
 
@@ -90,9 +90,9 @@ def ratios(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 
 def ratios_as_text(ratio: Mapping[str, Any]) -> str:
-    lines = [("Submit wall", _number(ratio["submit_wall_s"], "{:.3f}"))]
-    lines += [(name, _percentiles(ratio[key], "{:.3f}", "")) for key, name in LATENCIES.items()]
-    lines.append(("Throughput", _number(ratio["throughput_tok_s"], "{:.3f}")))
+    lines = [("Submit wall", _number(ratio["submit_wall_s"]))]
+    lines += [(name, _percentiles(ratio[key], "")) for key, name in LATENCIES.items()]
+    lines.append(("Throughput", _number(ratio["throughput_tok_s"])))
     return _aligned(lines)
 
 
@@ -100,12 +100,12 @@ def _ratio(first: float | None, second: float | None) -> float | None:
     return second / first if first and second is not None else None
 
 
-def _percentiles(values: Mapping[str, float | None], form: str, unit: str) -> str:
-    return " ".join(f"{p} {_number(value, form)}{unit}" for p, value in values.items())
+def _percentiles(values: Mapping[str, float | None], unit: str) -> str:
+    return " ".join(f"{p} {_number(value)}{unit}" for p, value in values.items())
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _aligned(lines: Sequence[tuple[str, Any]]) -> str:
