@@ -145,8 +145,7 @@ class SlackPolicy:
             return track.due_s - prefill_s
         # Decoding also causes the constant cost of steps, so a second of decoding costs more than one of prefill.
         scarce = 1 / max(0.2, 1 - constant_s / pace_s)
-        first_s = min(track.ttft_s, terms.AGEING_S, deadlines.MIN_FIRST_SHARE * (track.end_s - request.arrival_s))
-        key = request.arrival_s + first_s + terms.favour_s(request, track.excess)
+        key = request.arrival_s + min(track.ttft_s, terms.AGEING_S) + terms.favour_s(request, track.excess)
         if track.is_promised:
             key += state.tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
         return key

@@ -29,6 +29,14 @@ def test_the_pace_is_what_is_left_over_the_tokens_that_are_left() -> None:
     assert decoding(made, request).tpot_s == pytest.approx(6.0 / 100, rel=0.01)
 
 
+def test_a_near_first_token_comes_before_a_far_deadline() -> None:
+    made = state(seats=1)
+    made.wait("far", e2e_s=40.0, predicted=50)
+    made.now_s = 5.0
+    made.wait("near", ttft_s=2.0, tpot_s=0.100, predicted=50)
+    assert list(made.admitted(made.begin())) == ["near"]
+
+
 def test_an_early_first_token_leaves_more_for_the_others() -> None:
     made = state()
     request = made.run("a", e2e_s=10.0, predicted=101, first_s=1.0)
