@@ -1,18 +1,11 @@
 """Slack: each step lasts as long as the most urgent running request can afford, and only what fits is admitted.
 
 The deadline of a token counts from the request's real first token at its TPOT objective, less a learnt margin. Tokens
-ahead of schedule are slack that later steps may use. Each step decides, in this order:
+ahead of schedule are slack that later steps may use. A step demotes requests that can no longer meet their objectives
+(`deadlines`), rejects waiting ones that cannot be in time, starts those that fit (`admission`), and decides how long it
+is, which requests decode, and which prompts it computes (`step`). docs/explanation/slack.md explains each decision.
 
-1. demotion: a request that can no longer meet its objective decodes only in spare time;
-2. rejection: a waiting request that can no longer have its first token in time is rejected, unless it has run;
-3. admission, by deadline of the first token and cost: while the demand over every horizon fits the machine (`demand`)
-   and, under overload, while the request is cheap enough (`overload`);
-4. the step's length: the smallest slack. Prompts get what the decoding rows leave of it. If that is not enough,
-   requests that are well ahead skip this step.
-
-Costs come from a model that is fitted continuously, lengths from an estimator. Requests without objectives never count
-in 3 and use spare time, but age, so that none starves. While no request has objectives, plans are those of fifo, with
-`BurstRotation` and `BurstBudget` for a queue of prompts.
+While no request has objectives, plans are those of fifo, with `BurstRotation` and `BurstBudget` for a queue of prompts.
 """
 
 from collections.abc import Callable
@@ -179,8 +172,8 @@ class SlackPolicy:
         # Requests that met a stall, or come from another engine, must not change the margins.
         steady = request.first_token_s > state.stalled_s and not request.resumed
         if track.tpot_s < inf and track.end_s == inf and event.num_outputs > 1 and steady:
-            spent_s = event.now_s - request.first_token_s
-            state.margins.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
+            seen_s = (event.now_s - request.first_token_s) / (event.num_outputs - 1)
+            state.margins.observe(seen_s, track.tpot_s, request.first_token_s, event.now_s)
 
     def _leave(self, track: SlackTrack) -> None:
         """Remove a request that decodes no longer."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
+from math import inf, log
 
 from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
@@ -67,27 +67,35 @@ def price_factor(request: Request, excess: float) -> float:
 
 
 class Margins:
-    """Margins: the shares of TPOT objectives by which token deadlines are brought forward.
+    """Margins: the shares of TPOT objectives by which token deadlines are brought forward. Each level of objectives
+    (within about 10%) has its own, because a few strict requests would not count among many loose ones.
 
-    Each level of objectives (within about 10% of each other) has its own margin, because a few strict requests would
-    not count among many loose ones. A margin grows a little with each finished request that came close to its limit,
-    and shrinks very little with each other one. In the steady state one request in 21 comes close to its limit.
+    A margin grows a little with each finished request that came close to its limit, and shrinks very little with each
+    other one. Many may be late for one reason, as when the machine becomes slower: requests whose first token came
+    before the margin grew add at most `MOST` to it together. In the steady state one in 21 comes close to its limit.
     """
 
     START, FLOOR, CEILING = 0.02, 0.005, 0.15
-    UP, DOWN, NEAR = 0.004, 0.0002, 0.995
+    UP, DOWN, NEAR, MOST = 0.004, 0.0002, 0.995, 0.015
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
+        self._limits: dict[int, tuple[float, float]] = {}  # on growth, for requests from before a time
 
     def of(self, tpot_s: float) -> float:
         return self._values.get(_margin_level(tpot_s), self.START)
 
-    def observe(self, seen_s: float, tpot_s: float) -> None:
-        found = _margin_level(tpot_s)
-        old = self._values.get(found, self.START)
-        step = self.UP if seen_s > self.NEAR * tpot_s else -self.DOWN
-        self._values[found] = min(self.CEILING, max(self.FLOOR, old + step))
+    def observe(self, seen_s: float, tpot_s: float, first_s: float, now_s: float) -> None:
+        """Learn from a request that has ended: its TPOT, its objective, and the time of its first token."""
+        found, old = _margin_level(tpot_s), self.of(tpot_s)
+        margin = old - self.DOWN
+        if seen_s > self.NEAR * tpot_s:
+            before_s, limit = self._limits.get(found, (-inf, 0.0))
+            if first_s > before_s:
+                limit = old + self.MOST
+                self._limits[found] = now_s, limit
+            margin = min(old + self.UP, limit)
+        self._values[found] = min(self.CEILING, max(self.FLOOR, margin))
 
 
 @lru_cache(1024)

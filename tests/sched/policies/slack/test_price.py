@@ -115,10 +115,10 @@ def test_else_it_starts(rows: int, offered: float, can_wait: bool) -> None:
 # --- margins ------------------------------------------------------------------------------------------------------
 def test_each_level_of_objectives_has_its_own_margin() -> None:
     margins = Margins()
-    for _ in range(10):
-        margins.observe(0.0299, 0.030)
+    for i in range(10):
+        margins.observe(0.0299, 0.030, first_s=i, now_s=i + 0.5)
         for _ in range(20):
-            margins.observe(0.060, 0.100)
+            margins.observe(0.060, 0.100, first_s=i, now_s=i + 0.5)
     assert margins.of(0.030) == pytest.approx(0.02 + 10 * 0.004), "a few strict among many loose"
     assert margins.of(0.100) == margins.FLOOR
     assert margins.of(0.0305) == margins.of(0.030), "nearly the same objective"
@@ -129,8 +129,8 @@ def test_token_deadlines_follow_the_margin_of_their_level() -> None:
     made = state()
     strict, loose = (made.run(f"{tpot_s}", tpot_s=tpot_s) for tpot_s in (0.030, 0.100))
     made.begin()
-    for _ in range(100):
-        made.policy.state.margins.observe(0.0299, 0.030)
+    for i in range(100):
+        made.policy.state.margins.observe(0.0299, 0.030, first_s=i, now_s=i + 0.5)
     made.now_s = 1.0
     made.wait("other", 10, ttft_s=9.0)
     made.begin()
@@ -142,7 +142,7 @@ def test_token_deadlines_follow_the_margin_of_their_level() -> None:
 def test_no_number_of_objectives_fills_the_memory() -> None:
     margins = Margins()
     for i in range(10_000):
-        margins.observe(1.0, MIN_OBJECTIVE_S * (MAX_OBJECTIVE_S / MIN_OBJECTIVE_S) ** (i / 9_999))
+        margins.observe(1.0, MIN_OBJECTIVE_S * (MAX_OBJECTIVE_S / MIN_OBJECTIVE_S) ** (i / 9_999), first_s=i, now_s=i)
     assert len(margins._values) < 400
 
 

@@ -9,6 +9,7 @@ import pytest
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
+from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
@@ -372,15 +373,39 @@ def test_the_peak_of_the_cache() -> None:
 
 def test_the_margin_settles_where_one_in_twenty_one_is_near() -> None:
     margins = Margins()
-    for _ in range(30):
-        margins.observe(0.0299, 0.030)
+    for i in range(30):
+        margins.observe(0.0299, 0.030, first_s=i, now_s=i + 0.5)
     assert margins.of(0.030) == pytest.approx(0.02 + 30 * 0.004)
     for _ in range(20):
-        margins.observe(0.020, 0.030)
+        margins.observe(0.020, 0.030, first_s=30.0, now_s=31.0)
     assert margins.of(0.030) == pytest.approx(0.02 + 30 * 0.004 - 0.004)
     for _ in range(2000):
-        margins.observe(0.020, 0.030)
+        margins.observe(0.020, 0.030, first_s=30.0, now_s=31.0)
     assert margins.of(0.030) == margins.FLOOR
+
+
+def test_requests_that_run_at_the_same_time_add_little_to_the_margin() -> None:
+    """They may all be late for one reason. Only one that began since tells whether the new margin suffices."""
+    margins = Margins()
+    for i in range(40):
+        margins.observe(0.040, 0.030, first_s=i / 10, now_s=4.0 + i / 10)
+    assert margins.of(0.030) == pytest.approx(0.02 + 0.015)
+    for _ in range(40):
+        margins.observe(0.040, 0.030, first_s=4.1, now_s=9.0)
+    assert margins.of(0.030) == pytest.approx(0.02 + 2 * 0.015)
+
+
+def test_a_machine_that_becomes_slower_serves_as_many_as_it_can() -> None:
+    """Steps take 25 ms instead of 19, and the TPOT is 30 ms. All that decode then are late, for one reason.
+
+    A margin of 15% would leave time for hardly more than one request at a time.
+    """
+    arrivals = [Arrival(i / 7, [1] * 50, 260, Slo(tpot_s=0.030)) for i in range(400)]
+    cost = CostParams(step_s=0.019, token_s=1e-5, row_s=1e-4, context_s=0.0)
+    machine = Machine(cost, noise=0.1, slowdown=((20.0, 1.3),))
+    found = simulate(arrivals, scheduler_config(scheduling_policy="slack"), machine)
+    assert found.elapsed_s < 200
+    assert sum(life.good for life in found.lifetimes) > 370
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------
