@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from roseinfer.server.formats.chat_builder import check_nesting, text_field
 from roseinfer.server.formats.responses import client_arguments as written
-from roseinfer.server.formats.responses.tool_kinds import CallName, Events, ToolKind
+from roseinfer.server.formats.responses.tool_kinds import CallName, Events, ToolKind, call_id_of
 from roseinfer.server.http.errors import bad_request
 
 
@@ -36,8 +36,7 @@ class ClientTools(ToolKind):
         return self.type
 
     def call_id(self, item: dict[str, Any], place: str) -> str:
-        """Return the id of a call, which some items have as their own id."""
-        return text_field(item, "call_id" if "call_id" in item else "id", place, "input")
+        return call_id_of(item, place)
 
     def arguments(self, item: dict[str, Any], place: str) -> dict[str, Any]:
         """Return the arguments in the order of the schema, as a grammar has the model write them."""

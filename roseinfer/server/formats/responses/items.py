@@ -10,7 +10,7 @@ from typing import Any
 from orjson import dumps
 
 from roseinfer.server.formats.chat_builder import ChatBuilder, check_nesting, text_field, texts_of
-from roseinfer.server.formats.responses.tool_kinds import ToolKind
+from roseinfer.server.formats.responses.tool_kinds import ToolKind, call_id_of
 from roseinfer.server.formats.responses.tools import KINDS, OfferedTools
 from roseinfer.server.http.errors import ApiError, bad_request
 
@@ -27,7 +27,7 @@ _FOREIGN_CALLS = {
     "code_interpreter_call": "code",
     "file_search_call": "queries",
 }
-# Their results, as items of their own -> the field with the result.
+# Results of either, as items of their own -> the field with the result.
 _RESULTS = {
     "local_shell_call_output": "output",
     "shell_call_output": "output",
@@ -106,7 +106,7 @@ class InputItems:
         if kind in _LEFT_OUT:
             self.warnings[f"input: items of type {kind!r} are left out"] = None
         elif kind in _RESULTS:
-            self._chat.add_result(_call_id(item, place), _outcome(item, _RESULTS[kind], place))
+            self._chat.add_result(call_id_of(item, place), _outcome(item, _RESULTS[kind], place))
         elif kind in _FOREIGN_CALLS:
             self._foreign_call(kind, item, place)
         elif kind not in _WITH_TOOLS and kind != CONFIGURATION:
@@ -142,7 +142,7 @@ class InputItems:
         """Add a call of another server's tool as a call of a function."""
         field = _FOREIGN_CALLS[kind]
         given = item.get(field)
-        call_id, name = _call_id(item, place), item.get("name")
+        call_id, name = call_id_of(item, place), item.get("name")
         name = name if isinstance(name, str) else kind.removesuffix("_call")
         check_nesting(given, "input")
         whole = isinstance(given, dict) or (isinstance(given, str) and field == "arguments")
@@ -157,11 +157,6 @@ def _unsupported(kind: Any, place: str) -> ApiError:
     why = _REFUSED.get(kind) if isinstance(kind, str) else None
     message = f"{place}: items of type {str(kind)[:40]!r} are not supported" + (f": {why}" if why else "")
     return bad_request(message, "input", "unsupported_field")
-
-
-def _call_id(item: dict[str, Any], place: str) -> str:
-    """Return the id of an item's call, which some items have as their own id."""
-    return text_field(item, "call_id" if "call_id" in item else "id", place, "input")
 
 
 def _outcome(item: dict[str, Any], field: str, place: str) -> list[str]:

@@ -50,7 +50,7 @@ class ResponsesRequest(OneAnswerRequest):
     instructions: str | None = Field(None, description="a system message before the input")
     max_output_tokens: Count | None = Field(None, description="default: the rest of the context")
     tools: Objects | None = Field(
-        None, description="functions, custom tools, shells, namespaces, ...; others are left out"
+        None, description="functions, custom tools, namespaces, shells, apply_patch; others are left out"
     )
     tool_choice: str | dict[str, Any] | None = Field(None, description="none, auto, required, a function, some tools")
     parallel_tool_calls: bool | None = Field(None, description="default true")

@@ -105,5 +105,11 @@ class CallName:
         return {"name": self.name} | ({} if self.namespace is None else {"namespace": self.namespace})
 
 
+def call_id_of(item: dict[str, Any], place: str) -> str:
+    """Return the id of an item's call, which some items have as their own id. Raises `ApiError` 400."""
+    is_own = item.get("call_id") is None and item.get("id") is not None
+    return text_field(item, "id" if is_own else "call_id", place, "input")
+
+
 def tool_description(tool: dict[str, Any], place: str) -> str | None:
     return None if tool.get("description") is None else text_field(tool, "description", place, "tools")

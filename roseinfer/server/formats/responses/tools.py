@@ -133,7 +133,7 @@ class OfferedTools:
         if tools and not named:
             raise unsupported_error("tool_choice", "none of the allowed tools can be called here")
         if len(named) < len(tools):
-            self.warnings["tool_choice.tools: those that are not functions are left out"] = None
+            self.warnings["tool_choice.tools: those that cannot be called here are left out"] = None
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
 
     def _is_callable(self, choice: dict[str, Any]) -> bool:

@@ -163,7 +163,7 @@ def test_allowed_tools_that_are_left_out() -> None:
     hosted = {"type": "shell", "environment": {"type": "container_auto"}}
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "shell"}, APPLY_PATCH]}
     found = translated(tools=[hosted, APPLY_PATCH], tool_choice=allowed)
-    assert found.warnings[-1] == "tool_choice.tools: those that are not functions are left out"
+    assert found.warnings[-1] == "tool_choice.tools: those that cannot be called here are left out"
     assert refused(tools=[hosted, APPLY_PATCH], tool_choice=allowed | {"tools": [{"type": "shell"}]}).param
 
 
@@ -283,6 +283,16 @@ def test_items_of_other_servers(kind: Any, value: Any) -> None:
     (made,) = message.tool_calls or []
     arguments = made["function"]["arguments"]
     assert arguments == ({**kind.absent, **value} if isinstance(value, dict) else {kind.field: value})
+
+
+@pytest.mark.parametrize("kind", ["shell_call", "shell_call_output", "mcp_call"])
+def test_the_id_of_a_call(kind: str) -> None:
+    """Items have it as `call_id` or as their own id. Some clients send all fields, the absent ones as null."""
+    item = {"type": kind, "output": "x"}
+    for named in ({"call_id": "c"}, {"call_id": "c", "id": "d"}, {"call_id": None, "id": "c"}, {"id": "c"}):
+        message = translated(input=[item | named]).chat.messages[0]
+        assert "c" in (message.tool_call_id, *(made["id"] for made in message.tool_calls or []))
+    assert refused(input=[item]).message == "input.0.call_id must be a string"
 
 
 def test_an_item_that_is_nested_too_deep() -> None:

@@ -141,7 +141,7 @@ CONTENT = "unsupported_content"
         ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input.0.input", None),
         ({"type": "custom_tool_call_output", "call_id": "c"}, "input.0.output", None),
         ({"type": "shell_call_output", "call_id": "c", "output": 5}, "input.0.output", None),
-        ({"type": "local_shell_call", "action": {}}, "input.0.id", None),
+        ({"type": "local_shell_call", "action": {}}, "input.0.call_id", None),
         ({"type": "shell_call_output", "call_id": "c", "output": [{"type": "image"}]}, "input.0.output", CONTENT),
         ({"type": "additional_tools", "role": "developer"}, "input.0.tools", None),
         ({"type": "function_call", "call_id": "c", "name": "f"}, "input.0.arguments", None),
@@ -433,7 +433,7 @@ def test_allowed_tools_that_cannot_be_run_are_left_out() -> None:
     allowed = [{"type": "function", "name": "look"}, {"type": "mcp", "server_label": "x"}]
     found = translated(tools=[TOOL], tool_choice={"type": "allowed_tools", "mode": "required", "tools": allowed})
     assert found.chat.tool_choice == {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
-    assert found.warnings == ["tool_choice.tools: those that are not functions are left out"]
+    assert found.warnings == ["tool_choice.tools: those that cannot be called here are left out"]
 
 
 # --- histories of other servers -------------------------------------------------------------------------------------
