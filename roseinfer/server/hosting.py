@@ -208,9 +208,10 @@ def listen(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         listener = socket.create_server((config.host, config.port), family=family, backlog=MAX_BACKLOG)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "the name has no address"
-        hint = _LISTEN_HINTS.get(error.errno or 0, "; --host must be an address of this machine, such as 127.0.0.1")
+    except (OSError, TypeError) as error:  # TypeError: the name cannot be encoded
+        number = getattr(error, "errno", None) or 0  # negative: the name was not resolved
+        reason = os.strerror(number) if number > 0 else "the name has no known address"
+        hint = _LISTEN_HINTS.get(number, "; --host must be an address of this machine, such as 127.0.0.1")
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}{hint}") from error
     # Connections inherit it. Without it the body, written after the header, waits 40 ms for the client's delayed
     # acknowledgement.

@@ -226,7 +226,7 @@ def test_an_address_in_use(start: Callable[..., Process]) -> None:
     assert code == 1 and err.startswith("ConfigError: cannot listen on 127.0.0.1 port") and "--port" in err
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid", "é" * 70])
 def test_an_address_of_no_machine_or_another_one(host: str) -> None:
     with pytest.raises(ConfigError) as raised:
         listen(ServerConfig(host=host, port=0))
