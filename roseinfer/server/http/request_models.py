@@ -124,6 +124,8 @@ def _message(kind: type[RequestModel], detail: ErrorDetails) -> str:
 def _got(detail: ErrorDetails) -> str:
     """Return the end of a message that shows a wrong number or switch; empty for a text and whatever is long."""
     value = detail["input"]
+    if isinstance(value, str) and len(value) > MAX_VALUE_CHARS:
+        return ""
     if isinstance(value, str) and detail["type"].startswith(("int_", "float_", "bool_")):
         shown = repr(value)
     elif isinstance(value, int | float) and not (isinstance(value, int) and value.bit_length() > MAX_VALUE_BITS):
