@@ -68,8 +68,7 @@ class LLM:
         chat_template: source or file of a template that replaces the model's own.
         options: options of the engine, as `roseinfer serve --help=all` lists them, with underscores: `dtype`,
             `max_model_len`, `gpu_memory_utilization`, `tensor_parallel_size`, `quantization`, `seed`, ... Arguments of
-            vLLM's `LLM` have vLLM's meaning. Those without effect are logged, and
-            unsupported ones are rejected.
+            vLLM's `LLM` have vLLM's meaning. Those without effect are logged, and unsupported ones are rejected.
 
     Raise `ConfigError` for an invalid or unsupported option, and `ModelNotFoundError` or `UnsupportedModelError` for a
     model that cannot be loaded.
