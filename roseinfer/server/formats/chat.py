@@ -43,7 +43,7 @@ CHAT = AnswerKind("chat", "chatcmpl", "messages")
 async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     """Return the job of a chat. Other APIs translate their requests to chats.
 
-    Raises `ApiError` 400 or 404, `InvalidRequestError`.
+    Raises `ApiError` 400, `InvalidRequestError`.
     """
     call.offer_request_id(request.request_id)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

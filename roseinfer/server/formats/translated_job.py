@@ -15,7 +15,7 @@ async def translated_job(
 ) -> Job:
     """Return the job of a translated chat. `api`: its name, for records; `ignored`: further ignored fields.
 
-    Raises `ApiError` 400 or 404.
+    Raises `ApiError` 400.
     """
     with names.errors():
         job = await chat_job(call, chat)
