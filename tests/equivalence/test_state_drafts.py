@@ -66,7 +66,7 @@ def test_a_proposer_is_used_and_its_room_counts(path: Path) -> None:
     sizes = [info.facts.states.slot_bytes for _, info in (plain, more) if info.facts.states is not None]
     assert len(sizes) == 2 and sizes[0] < sizes[1] < 2 * sizes[0]
     facts = plain[1].facts
-    token_bytes = facts.block_bytes / plain[1].block_size
+    token_bytes = facts.block_bytes / facts.block_size
     assert facts.reads == ContextReads(state_tokens=2 * sizes[0] / token_bytes)
     assert outputs(plain[0]) == outputs(more[0])
     assert [core.scheduler.drafting is None for core, _ in (plain, more)] == [True, False]
