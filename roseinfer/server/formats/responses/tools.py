@@ -29,6 +29,8 @@ class OfferedTools:
         # (name, namespace) -> the model's name; and by name alone, "" if several namespaces have it.
         self._offered: dict[tuple[str, str | None], str] = {}
         self._within: dict[str, str] = {}
+        # Types of tools that a choice may name. The names of functions and custom tools are checked later.
+        self._callable = {FUNCTION.type, CUSTOM.type}
 
     def add(self, tools: list[dict[str, Any]], place: str, again: bool = False) -> None:
         """Add the tools found at `place`. `again`: skip those that are offered already.
@@ -99,6 +101,7 @@ class OfferedTools:
             function["description"] = "\n\n".join(filter(None, (about, function.get("description"))))
         self.names[function["name"]] = known
         self._offered[known.name, namespace] = function["name"]
+        self._callable.add(kind.type)
         if namespace is not None:
             self._within[known.name] = "" if known.name in self._within else function["name"]
         self.functions.append({"type": "function", "function": function})
@@ -137,9 +140,9 @@ class OfferedTools:
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
 
     def _is_callable(self, choice: dict[str, Any]) -> bool:
-        """True unless the choice names a tool that is left out. The names of other tools are checked later."""
+        """True unless the choice names a tool that is left out."""
         type = choice.get("type")
-        return type in ("function", "custom") or type in [known.kind.type for known in self.names.values()]
+        return isinstance(type, str) and type in self._callable
 
     def _named(self, choice: dict[str, Any]) -> dict[str, Any]:
         namespace = choice.get("namespace")
