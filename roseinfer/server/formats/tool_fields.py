@@ -134,7 +134,7 @@ def read_function(function: dict[str, Any], place: str, schema: str = "parameter
 
 
 # --- tool_choice --------------------------------------------------------------------------------------------------
-def _choice(choice: str | dict[str, Any] | None) -> tuple[Calls, list[str] | None]:
+def _choice(choice: str | dict[str, Any] | None) -> tuple[Calls, dict[str, None] | None]:
     """Return the mode, and the names that may be called (None = all)."""
     if choice is None:
         return Calls.PERHAPS, None
@@ -144,7 +144,7 @@ def _choice(choice: str | dict[str, Any] | None) -> tuple[Calls, list[str] | Non
         return Calls(choice), None
     kind = choice.get("type")
     if kind == "function":
-        return Calls.ALWAYS, [_name(choice)]
+        return Calls.ALWAYS, {_name(choice): None}
     if kind != "allowed_tools":
         raise _wrong_choice()
     allowed = choice.get("allowed_tools")
@@ -153,7 +153,7 @@ def _choice(choice: str | dict[str, Any] | None) -> tuple[Calls, list[str] | Non
     if mode not in (Calls.PERHAPS, Calls.ALWAYS) or not isinstance(entries, list) or not entries:
         message = "tool_choice.allowed_tools needs a mode, 'auto' or 'required', and tools"
         raise bad_request(message, "tool_choice")
-    return Calls(mode), list(_names(entries))
+    return Calls(mode), dict.fromkeys(_names(entries))
 
 
 def _names(entries: Iterable[Any]) -> Iterable[str]:
