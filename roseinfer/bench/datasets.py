@@ -10,7 +10,7 @@ from typing import Any
 from roseinfer.bench.arrivals import DatasetSample
 from roseinfer.bench.codec import Codec, make_texts
 from roseinfer.bench.serve_config import DatasetConfig
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.errors import ConfigError, reason_of
 
 # Limits of `vllm bench serve` for the lengths of shared conversations.
 MIN_TOKENS, MAX_PROMPT_TOKENS, MAX_TOKENS = 4, 1024, 2048
@@ -166,7 +166,7 @@ def _read(path: str | None) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"dataset_path: cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"dataset_path: cannot read {path!r}: {reason_of(error)}") from None
 
 
 def _json(what: str, text: str) -> Any:

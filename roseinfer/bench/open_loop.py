@@ -21,7 +21,7 @@ from roseinfer.bench.arrivals import PlannedRequest, draw, load_classes
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import Clock, Exchange, send_request
 from roseinfer.bench.requests import RequestTemplate, authorization, fixed_work
-from roseinfer.core.errors import ConfigError, RoseinferError
+from roseinfer.core.errors import ConfigError, RoseinferError, reason_of
 from roseinfer.core.extras import install_command
 from roseinfer.core.interrupts import sigint_blocked
 
@@ -150,8 +150,7 @@ def _first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None) -> s
     except (OSError, ValueError, LookupError) as error:
         kind = _NotReadyError if isinstance(error, OSError) else ConfigError
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = getattr(cause, "strerror", None) or cause
-        message = f"url: cannot list the models of {config.url!r}: {reason}; is it the address of a server?"
+        message = f"url: cannot list the models of {config.url!r}: {reason_of(cause)}; is it the address of a server?"
         raise kind(message) from error
 
 

@@ -145,3 +145,8 @@ class OutputTextError(RequestFailedError):
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(f"cannot decode the output: {type(cause).__name__}: {cause}"[:500])
+
+
+def reason_of(error: object) -> str:
+    """Return what went wrong in a call of the system, without its number and path; of other errors, their text."""
+    return getattr(error, "strerror", None) or str(error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.errors import ConfigError, reason_of
 from roseinfer.predictor.recorded import RecordedOutputs, is_recorded
 
 MAX_BAD_SHARE = 0.1  # of the rows
@@ -67,7 +67,7 @@ def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | N
                 if text.strip():
                     _take(found, recording, text, f"line {number}", encode, vocab_size)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"cannot read {path!r}: {reason_of(error)}") from error
     recording.close()
     found.left_out = {reason: count for reason, count in recording.left_out.items() if count}
     _check(path, found)

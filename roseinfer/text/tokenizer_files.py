@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.core.errors import ConfigError, UnsupportedModelError, reason_of
 from roseinfer.core.json_file import read_object, shortened
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -111,8 +111,7 @@ def template_source(given: str | Path) -> str:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"chat_template: cannot read {str(given)!r}: {reason}") from error
+        raise ConfigError(f"chat_template: cannot read {str(given)!r}: {reason_of(error)}") from error
 
 
 def read_chat_template(folder: Path, config: dict[str, Any], given: str | Path | None) -> str | None:

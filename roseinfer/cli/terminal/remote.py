@@ -9,7 +9,7 @@ from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import urlsplit
 
-from roseinfer.core.errors import ConfigError, RoseinferError
+from roseinfer.core.errors import ConfigError, RoseinferError, reason_of
 
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 TIMEOUT_S = 600.0  # default of the openai package
@@ -135,7 +135,7 @@ class Remote:
         raise UnreachableError(f"{self.url} closed the connection before the end of the answer")
 
     def _lost(self, error: Exception) -> UnreachableError:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = reason_of(error) or type(error).__name__
         if isinstance(error, SSLCertVerificationError):
             reason = f"certificate verify failed: {error.verify_message} (name its CA's file in SSL_CERT_FILE)"
         if isinstance(error, ConnectionRefusedError):

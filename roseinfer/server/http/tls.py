@@ -3,7 +3,7 @@
 import ssl
 
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.core.errors import ConfigError
+from roseinfer.core.errors import ConfigError, reason_of
 
 # What OpenSSL misses, if it gives no reason of its own.
 _ONE_FILE = "it must have a certificate and its private key in PEM; or name the key's file with --ssl-keyfile"
@@ -43,4 +43,4 @@ def _names(config: ServerConfig) -> str:
 def _reason(error: Exception, pem: str = "it is not a PEM file") -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason.lower().replace("_", " ") if error.reason else pem
-    return getattr(error, "strerror", None) or str(error)
+    return reason_of(error)
